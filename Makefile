@@ -1,0 +1,55 @@
+# Every target creates and fills .venv by itself; one stamp file a set of extras.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --disable-pip-version-check --quiet
+BASE := $(VENV)/.stamp-base
+TEST := $(VENV)/.stamp-test
+DEV := $(VENV)/.stamp-dev
+JOBS ?= 2
+
+.PHONY: pareto test test-all bench lint format types clean
+
+pareto: $(BASE)
+	$(PY) experiments/pareto.py --jobs $(JOBS)
+
+test: $(TEST)
+	$(PY) -m pytest -n $(JOBS)
+
+test-all: $(TEST)
+	$(PY) -m pytest -n $(JOBS) -m "not bench"
+
+bench: $(TEST)
+	$(PY) -m pytest tests/bench -m bench --benchmark-enable --benchmark-columns=min,median,max,rounds
+
+lint: $(DEV)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports
+	$(MAKE) --no-print-directory types
+
+types: $(DEV)
+	$(VENV)/bin/mypy
+
+format: $(DEV)
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+$(PY):
+	$(PYTHON) -m venv $(VENV)
+
+$(BASE): pyproject.toml | $(PY)
+	$(PIP) -e .
+	touch $@
+
+$(TEST): pyproject.toml | $(PY)
+	$(PIP) -e '.[test]'
+	touch $@ $(BASE)
+
+$(DEV): pyproject.toml | $(PY)
+	$(PIP) -e '.[dev]'
+	touch $@ $(TEST) $(BASE)
+
+clean:
+	rm -rf $(VENV) build dist results .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,399 @@
+"""The policy contract: what a verification policy sees, what it returns, and how it is found by name.
+
+A policy decides, in every step, how many drafted tokens of each request the target model verifies. It is
+a small class with one decision method; it never sees the simulator. This module imports no policy: names
+are resolved by string when asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from dsim.errors import InputError
+
+FloatArray = npt.NDArray[np.float64]
+Float32Array = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
+#: Built-in policies by name. `module:Class`, imported only when the name is used.
+BUILTIN_POLICIES: dict[str, str] = {
+    "none": "policies.none:NoSpeculation",
+    "fixed": "policies.fixed:Fixed",
+    "threshold": "policies.threshold:Threshold",
+    "dspark-alg1": "policies.dspark_alg1:DSparkAlgorithm1",
+    "dspark": "policies.dspark:DSpark",
+    "oracle": "policies.oracle:Oracle",
+}
+
+ENTRY_POINT_GROUP = "dsim.policies"
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a policy declares about itself; the engine and `check_policy` hold it to that.
+
+    Parameters
+    ----------
+    confidence_age
+        Oldest confidences the policy reads, in engine steps (0: current only, 2: two steps old).
+    cost_driven
+        The decision depends on the price tables (`verify_ms`, `draft_ms`).
+    floor
+        Verify length that every request gets whatever the price.
+    gain_guard
+        Relative predicted gain below which the policy refuses to trim (0: none).
+    pads_to_captured
+        The policy fills the padding up to the next captured size, so it may admit tokens of no value.
+    clairvoyant
+        The policy reads `PolicyView.accepted`, which no real engine knows before verification.
+    lossless
+        The policy claims to keep the target's output distribution (no unadmitted token decides).
+    """
+
+    confidence_age: int = 0
+    cost_driven: bool = True
+    floor: int = 0
+    gain_guard: float = 0.0
+    pads_to_captured: bool = False
+    clairvoyant: bool = False
+    lossless: bool = True
+
+
+class PolicyView(NamedTuple):
+    """Everything a policy may look at in one engine step. Read-only; R requests are in decode.
+
+    Attributes
+    ----------
+    history
+        ``history[n]`` is float32[R, gamma]: the conditional confidences c_{r,k} of `n` steps ago, request by
+        request; ``history[0]`` is the current block. A request that did not exist then has c = 1 (what vLLM
+        and SGLang assume). As deep as the policy's `Traits.confidence_age`.
+    verify_ms
+        float64[>= base_tokens + R * gamma + 1]: milliseconds of the target's forward pass, indexed by the
+        number of tokens *in the whole step* (decode tokens, drafts and prefill chunks together).
+    draft_ms
+        Milliseconds the drafter took for this batch (already spent when the policy is asked).
+    base_tokens
+        Tokens the step holds before any draft is admitted: R plus the prefill chunks.
+    sampling
+        Requests that will produce a token in this step: R plus prompts whose last chunk is in it.
+    caps
+        int64[R]: most drafts that may be verified for each request (0..gamma).
+    captured_sizes
+        int64[S] ascending: token counts for which the engine holds a captured graph; may be empty.
+    capture_limit
+        Largest captured size; above it the engine runs eagerly. 0 where nothing is captured.
+    host_hidden_ms, host_exposed_ms
+        Host time that the GPU can hide and that it cannot (see `step_ms`).
+    age_steps
+        int64[R]: decode steps each request has been through.
+    slo_slack_ms
+        float64[R]: time left until the request misses its latency target; NaN where it has none.
+    queue_length
+        Requests waiting for admission at this replica.
+    time_s
+        Simulated time, seconds.
+    accepted
+        int64[R]: drafts that the target would accept (useful ones, cut at the output's end). Only for
+        policies whose traits say ``clairvoyant``; None for all others.
+
+    Examples
+    --------
+    One request, two drafts, a step that costs 1 ms a token:
+
+    >>> import numpy as np
+    >>> view = make_view(np.array([[0.5, 0.5]]), verify_ms=np.arange(4.0))
+    >>> view.requests, view.gamma, view.base_tokens
+    (1, 2, 1)
+    >>> view.survival().tolist()
+    [[0.5, 0.25]]
+    """
+
+    history: tuple[Float32Array, ...]
+    verify_ms: FloatArray
+    draft_ms: float
+    base_tokens: int
+    sampling: int
+    caps: IntArray
+    captured_sizes: IntArray
+    capture_limit: int
+    host_hidden_ms: float
+    host_exposed_ms: float
+    age_steps: IntArray
+    slo_slack_ms: FloatArray
+    queue_length: int
+    time_s: float
+    accepted: IntArray | None = None
+
+    @property
+    def confidence(self) -> Float32Array:
+        """float32[R, gamma]: current conditional confidences."""
+        return self.history[0]
+
+    @property
+    def requests(self) -> int:
+        """R, the number of requests in decode."""
+        return int(self.history[0].shape[0])
+
+    @property
+    def gamma(self) -> int:
+        """Drafted tokens a request."""
+        return int(self.history[0].shape[1])
+
+    def aged(self, steps: int) -> Float32Array:
+        """float32[R, gamma]: the confidences of `steps` steps ago."""
+        return self.history[steps]
+
+    def survival(self, steps: int = 0) -> Float32Array:
+        """float32[R, gamma]: a_{r,j} = prod_{i<=j} c_{r,i} of `steps` steps ago, in draft order."""
+        return np.multiply.accumulate(self.history[steps], axis=1)
+
+    def step_ms(self) -> FloatArray:
+        """float64[max drafts + 1]: the whole step's duration by number of admitted drafts (host included)."""
+        drafts = self.requests * self.gamma
+        gpu = self.draft_ms + self.verify_ms[self.base_tokens : self.base_tokens + drafts + 1]
+        return np.maximum(gpu, self.host_hidden_ms) + self.host_exposed_ms
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """A verification policy. See `docs/extending.md` for a complete 20-line one.
+
+    A policy object belongs to one replica of one run: the engine deep-copies the object it is given, so a
+    policy may keep state between calls.
+    """
+
+    traits: Traits
+
+    def plan(self, view: PolicyView) -> IntArray:
+        """int[R]: how many drafts of each request to verify, 0 <= l_r <= caps[r] <= gamma."""
+        ...
+
+
+class BasePolicy:
+    """Optional base: `repr`, equality and the command-line spec from the `__init__` keywords.
+
+    Parameters are stored under their own names; that is all that a subclass has to do.
+    """
+
+    traits: ClassVar[Traits] = Traits()
+
+    def plan(self, view: PolicyView) -> IntArray:
+        raise NotImplementedError("a policy implements plan(view)")
+
+    def params(self) -> dict[str, Any]:
+        """Keyword arguments that rebuild this policy."""
+        return {
+            name: getattr(self, name)
+            for name in inspect.signature(type(self).__init__).parameters
+            if name != "self"
+        }
+
+    def __repr__(self) -> str:
+        args = ", ".join(f"{name}={value!r}" for name, value in self.params().items())
+        return f"{type(self).__name__}({args})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and isinstance(other, BasePolicy) and self.params() == other.params()
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+
+def make_view(
+    confidence: npt.ArrayLike,
+    verify_ms: npt.ArrayLike,
+    *,
+    history: tuple[npt.ArrayLike, ...] = (),
+    depth: int = 0,
+    prefill_tokens: int = 0,
+    draft_ms: float = 0.0,
+    caps: npt.ArrayLike | None = None,
+    captured_sizes: npt.ArrayLike = (),
+    accepted: npt.ArrayLike | None = None,
+    queue_length: int = 0,
+    time_s: float = 0.0,
+) -> PolicyView:
+    """A view from a few arrays, for tests, notebooks and `check_policy`.
+
+    Parameters
+    ----------
+    confidence
+        [R, gamma] current confidences.
+    verify_ms
+        [> R + prefill_tokens + R * gamma] milliseconds by tokens in the step.
+    history
+        Older confidences, one step old first. Padded with ones up to `depth`.
+    """
+    current = np.asarray(confidence, dtype=np.float32)
+    if current.ndim != 2:
+        raise InputError(field="confidence", value=current.shape, expected="an array [requests, gamma]")
+    requests, gamma = current.shape
+    past = [np.asarray(item, dtype=np.float32) for item in history]
+    while len(past) < depth:
+        past.append(np.ones_like(current))
+    sizes = np.asarray(captured_sizes, dtype=np.int64)
+    return PolicyView(
+        history=(current, *past),
+        verify_ms=np.asarray(verify_ms, dtype=np.float64),
+        draft_ms=draft_ms,
+        base_tokens=requests + prefill_tokens,
+        sampling=requests,
+        caps=np.full(requests, gamma, dtype=np.int64) if caps is None else np.asarray(caps, dtype=np.int64),
+        captured_sizes=sizes,
+        capture_limit=int(sizes[-1]) if sizes.size else 0,
+        host_hidden_ms=0.0,
+        host_exposed_ms=0.0,
+        age_steps=np.zeros(requests, dtype=np.int64),
+        slo_slack_ms=np.full(requests, np.nan),
+        queue_length=queue_length,
+        time_s=time_s,
+        accepted=None if accepted is None else np.asarray(accepted, dtype=np.int64),
+    )
+
+
+def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
+    """Split ``name:key=value,key=value`` into the name and typed parameters.
+
+    The name may itself hold colons (``path/to/file.py:Class``); values are read as int, float, bool or text.
+
+    >>> parse_spec("dspark:lag=2")
+    ('dspark', {'lag': 2})
+    >>> parse_spec("my/policy.py:Mine:floor=0.5,on=survival")
+    ('my/policy.py:Mine', {'floor': 0.5, 'on': 'survival'})
+    """
+    head, _, tail = spec.rpartition(":")
+    if not head or "=" not in tail:
+        if "=" in spec:
+            raise InputError(field="policy", value=spec, expected="NAME or NAME:key=value[,key=value]")
+        return spec.strip(), {}
+    params: dict[str, Any] = {}
+    for item in tail.split(","):
+        key, equals, text = item.partition("=")
+        key = key.strip()
+        if not equals or not key.isidentifier() or not text.strip():
+            raise InputError(field="policy", value=spec, expected="NAME or NAME:key=value[,key=value]")
+        if key in params:
+            raise InputError(f"parameter '{key}' is given twice", field="policy", value=spec)
+        params[key] = _parse_value(text.strip())
+    return head.strip(), params
+
+
+def _parse_value(text: str) -> int | float | bool | str:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for convert in (int, float):
+        try:
+            return convert(text)
+        except ValueError:
+            continue
+    return text
+
+
+def known_policies() -> dict[str, str]:
+    """Names that resolve: built-ins, then what installed packages offer as entry points."""
+    found = dict(BUILTIN_POLICIES)
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        found.setdefault(entry.name, entry.value)
+    return found
+
+
+def load_policy(spec: str) -> Policy:
+    """Build a policy from a spec.
+
+    Parameters
+    ----------
+    spec
+        ``NAME[:key=value,...]``; NAME is a known name, ``package.module:Class`` or ``path/file.py:Class``.
+
+    Raises
+    ------
+    InputError
+        Unknown name (the known ones are listed), unknown or refused parameter, or not a policy.
+    """
+    name, params = parse_spec(spec)
+    policy_class = _resolve(name)
+    accepted = list(inspect.signature(policy_class).parameters)
+    for key in params:
+        if key not in accepted:
+            expected = f"one of {', '.join(accepted)}" if accepted else "no parameters"
+            raise InputError(
+                f"policy '{name}' has no parameter '{key}'", field="policy", value=spec, expected=expected
+            )
+    try:
+        policy = policy_class(**params)
+    except InputError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"policy '{name}' refused its parameters ({error})", field="policy", value=spec
+        ) from error
+    if not isinstance(policy, Policy) or not isinstance(policy.traits, Traits):
+        raise InputError(
+            f"'{name}' is not a policy",
+            field="policy",
+            value=spec,
+            expected="a class with traits and plan(view)",
+        )
+    return policy
+
+
+def _resolve(name: str) -> Callable[..., Any]:
+    target = known_policies().get(name, name)
+    module_name, colon, class_name = target.rpartition(":")
+    if not colon:
+        known = ", ".join(sorted(known_policies()))
+        raise InputError(
+            f"unknown policy '{name}'",
+            field="policy",
+            expected=f"one of {known}, package.module:Class or path/file.py:Class",
+        )
+    module = _load_file(Path(module_name)) if module_name.endswith(".py") else _load_module(module_name, name)
+    try:
+        found = getattr(module, class_name)
+    except AttributeError:
+        raise InputError(f"'{module_name}' has no class '{class_name}'", field="policy", value=name) from None
+    if not callable(found):
+        raise InputError(f"'{class_name}' is not a class", field="policy", value=name)
+    return found  # type: ignore[no-any-return]
+
+
+def _load_module(module_name: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise InputError(f"cannot import '{module_name}' ({error})", field="policy", value=name) from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InputError("policy file not found", file=path, field="policy")
+    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
+    module_name = f"dsim_policy_{path.stem}_{digest}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise InputError("cannot be read as a Python module", file=path, field="policy")
+    module = importlib.util.module_from_spec(spec)
+    # Registered so that policy objects from the file can be pickled and copied in this process.
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[module_name]
+        raise InputError(f"raised {type(error).__name__}: {error}", file=path, field="policy") from error
+    return module
