@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -170,7 +170,7 @@ class PolicyView(NamedTuple):
 
 @runtime_checkable
 class Policy(Protocol):
-    """A verification policy. See `docs/extending.md` for a complete 20-line one.
+    """A verification policy. See `docs/policies.md` for a complete 20-line one.
 
     A policy object belongs to one replica of one run: the engine deep-copies the object it is given, so a
     policy may keep state between calls.
@@ -189,18 +189,16 @@ class BasePolicy:
     Parameters are stored under their own names; that is all that a subclass has to do.
     """
 
-    traits: ClassVar[Traits] = Traits()
+    #: What every instance declares; one that depends on a parameter sets `self.traits` in `__init__`.
+    traits: Traits = Traits()
 
     def plan(self, view: PolicyView) -> IntArray:
         raise NotImplementedError("a policy implements plan(view)")
 
     def params(self) -> dict[str, Any]:
         """Keyword arguments that rebuild this policy."""
-        return {
-            name: getattr(self, name)
-            for name in inspect.signature(type(self).__init__).parameters
-            if name != "self"
-        }
+        # The class's signature, not that of `__init__`: without one of its own it would be object's.
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def __repr__(self) -> str:
         args = ", ".join(f"{name}={value!r}" for name, value in self.params().items())
@@ -326,21 +324,20 @@ def load_policy(spec: str) -> Policy:
     """
     name, params = parse_spec(spec)
     policy_class = _resolve(name)
-    accepted = list(inspect.signature(policy_class).parameters)
+    try:
+        accepted = list(inspect.signature(policy_class).parameters)
+    except ValueError as error:  # some built-in types have none
+        raise InputError(f"'{name}' is not a policy", field="policy", value=spec) from error
     for key in params:
         if key not in accepted:
             expected = f"one of {', '.join(accepted)}" if accepted else "no parameters"
-            raise InputError(
-                f"policy '{name}' has no parameter '{key}'", field="policy", value=spec, expected=expected
-            )
+            raise InputError(f"policy '{name}' has no parameter '{key}'", field="policy", value=spec, expected=expected)
     try:
         policy = policy_class(**params)
     except InputError:
         raise
     except (TypeError, ValueError) as error:
-        raise InputError(
-            f"policy '{name}' refused its parameters ({error})", field="policy", value=spec
-        ) from error
+        raise InputError(f"policy '{name}' refused its parameters ({error})", field="policy", value=spec) from error
     if not isinstance(policy, Policy) or not isinstance(policy.traits, Traits):
         raise InputError(
             f"'{name}' is not a policy",
@@ -374,7 +371,7 @@ def _resolve(name: str) -> Callable[..., Any]:
 def _load_module(module_name: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
+    except (ImportError, TypeError, ValueError) as error:  # the latter two: relative or empty names
         raise InputError(f"cannot import '{module_name}' ({error})", field="policy", value=name) from error
 
 

@@ -1,0 +1,376 @@
+"""Draft banks: what a drafter drafted, and what the target thought of it, at every position of some texts.
+
+A bank is one compressed ``.npz`` without pickles:
+
+=================== =============== ========================================================================
+member              dtype, shape    meaning
+=================== =============== ========================================================================
+``header``          uint8[bytes]    UTF-8 JSON: `BankHeader`
+``confidence``      uint8[N, gamma] logit of the conditional confidence c_k, affine between the header's limits
+``alpha``           uint8[N, gamma] acceptance probability alpha_k, in units of 1/255
+``accepted``        uint8[N]        drafts accepted when the whole block is verified
+``bounds``          int64[T + 1]    first row of each trajectory, and the end
+``domain``          uint8[T]        index into the header's domains
+=================== =============== ========================================================================
+
+Row t of a trajectory is the block drafted after its t-th generated token. Reading unpacks the bank once to a
+cache folder (named by the file's SHA-256), where the arrays are memory-mapped and shared by all processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import platformdirs
+
+from dsim.errors import InputError
+
+FORMAT = "dsim-bank"
+VERSION = 1
+KINDS = ("recorded", "synthetic")
+_MEMBERS = ("confidence", "alpha", "accepted", "bounds", "domain")
+
+
+@dataclass(frozen=True)
+class BankHeader:
+    """What a bank says about itself.
+
+    Parameters
+    ----------
+    gamma
+        Drafted tokens a block.
+    kind
+        ``recorded`` (a real drafter and target) or ``synthetic`` (a generator).
+    drafter, target, source, licence
+        Provenance, free text.
+    domains
+        Names, in the order of the domain indices.
+    logit_low, logit_high
+        Confidence logits that the bytes 0 and 255 stand for.
+    temperatures
+        Divisors of the confidence logits by position (Sequential Temperature Scaling), 1 where uncalibrated.
+    """
+
+    gamma: int
+    kind: str
+    drafter: str
+    target: str
+    source: str
+    licence: str
+    domains: tuple[str, ...]
+    logit_low: float
+    logit_high: float
+    temperatures: tuple[float, ...]
+    notes: str = ""
+    format: str = FORMAT
+    version: int = VERSION
+
+
+@dataclass(frozen=True)
+class Bank:
+    """An opened bank. Arrays may be memory maps; treat them as read-only.
+
+    Attributes
+    ----------
+    confidence
+        float32[N, gamma]: conditional confidences c_k, temperatures applied.
+    confidence_bytes, alpha_bytes
+        uint8[N, gamma]: as stored.
+    accepted
+        uint8[N].
+    bounds, domain
+        int64[T + 1], uint8[T].
+    """
+
+    header: BankHeader
+    confidence: npt.NDArray[np.float32]
+    confidence_bytes: npt.NDArray[np.uint8]
+    alpha_bytes: npt.NDArray[np.uint8]
+    accepted: npt.NDArray[np.uint8]
+    bounds: npt.NDArray[np.int64]
+    domain: npt.NDArray[np.uint8]
+
+    @property
+    def alpha(self) -> npt.NDArray[np.float32]:
+        """float32[N, gamma]: acceptance probabilities."""
+        return self.alpha_bytes.astype(np.float32) / np.float32(255)
+
+    def usable(self) -> npt.NDArray[np.int64]:
+        """int64[T]: positions of each trajectory that may be replayed (none within gamma + 1 of its end)."""
+        return np.diff(self.bounds) - (self.header.gamma + 1)
+
+
+def make_bank(
+    header: BankHeader,
+    *,
+    confidence_logit: npt.NDArray[np.floating[Any]],
+    alpha: npt.NDArray[np.floating[Any]],
+    accepted: npt.NDArray[np.integer[Any]],
+    bounds: npt.NDArray[np.integer[Any]],
+    domain: npt.NDArray[np.integer[Any]],
+) -> Bank:
+    """Quantize arrays to a bank (raw logits, before the header's temperatures) and check it."""
+    span = header.logit_high - header.logit_low
+    scaled = (np.clip(confidence_logit, header.logit_low, header.logit_high) - header.logit_low) * (255 / span)
+    bank = Bank(
+        header=header,
+        confidence=np.empty((0, header.gamma), np.float32),
+        confidence_bytes=np.rint(scaled).astype(np.uint8),
+        alpha_bytes=np.rint(np.clip(alpha, 0, 1) * 255).astype(np.uint8),
+        accepted=np.asarray(accepted).astype(np.uint8),
+        bounds=np.asarray(bounds).astype(np.int64),
+        domain=np.asarray(domain).astype(np.uint8),
+    )
+    check_bank(bank, "bank")
+    return _dequantized(bank)
+
+
+def _dequantized(bank: Bank) -> Bank:
+    header = bank.header
+    logits = header.logit_low + np.arange(256) * ((header.logit_high - header.logit_low) / 255)
+    # One look-up table a position: exact, and 256 exponentials instead of N * gamma.
+    table = 1 / (1 + np.exp(-logits[None, :] / np.asarray(header.temperatures)[:, None]))
+    confidence = np.empty(bank.confidence_bytes.shape, dtype=np.float32)
+    for k in range(header.gamma):
+        confidence[:, k] = table[k].astype(np.float32)[bank.confidence_bytes[:, k]]
+    return Bank(**{**_shallow(bank), "confidence": confidence})
+
+
+def _shallow(bank: Bank) -> dict[str, Any]:
+    return {field.name: getattr(bank, field.name) for field in fields(bank)}
+
+
+def recalibrated(bank: Bank, temperatures: npt.ArrayLike) -> Bank:
+    """The same bank with other confidence temperatures, one a position (all > 0)."""
+    values = np.asarray(temperatures, dtype=np.float64)
+    if values.shape != (bank.header.gamma,) or not np.all(np.isfinite(values)) or np.any(values <= 0):
+        raise InputError(
+            field="temperatures", value=values.tolist(), expected=f"{bank.header.gamma} finite numbers > 0"
+        )
+    header = BankHeader(**{**asdict(bank.header), "temperatures": tuple(float(v) for v in values)})
+    return _dequantized(Bank(**{**_shallow(bank), "header": header}))
+
+
+def check_bank(bank: Bank, file: str | Path) -> None:
+    """Raise InputError unless every array has its shape and range."""
+    header = bank.header
+    rows = bank.accepted.shape[0] if bank.accepted.ndim == 1 else -1
+
+    def need(condition: bool, field: str, value: object, expected: str) -> None:
+        if not condition:
+            raise InputError(file=file, field=field, value=value, expected=expected)
+
+    need(header.format == FORMAT, "format", header.format, repr(FORMAT))
+    need(header.version == VERSION, "version", header.version, f"{VERSION} (this dsim reads no other)")
+    need(header.kind in KINDS, "kind", header.kind, f"one of {', '.join(KINDS)}")
+    need(
+        isinstance(header.gamma, int) and 1 <= header.gamma <= 64,
+        "gamma",
+        header.gamma,
+        "an integer in 1..64",
+    )
+    need(0 < len(header.domains) <= 255, "domains", header.domains, "1 to 255 names")
+    need(len(set(header.domains)) == len(header.domains), "domains", header.domains, "distinct names")
+    need(header.logit_low < header.logit_high, "logit_low", header.logit_low, f"a number < {header.logit_high}")
+    need(
+        len(header.temperatures) == header.gamma and all(0 < t < float("inf") for t in header.temperatures),
+        "temperatures",
+        header.temperatures,
+        f"{header.gamma} finite numbers > 0",
+    )
+    need(bank.accepted.ndim == 1 and rows > 0, "accepted", bank.accepted.shape, "a non-empty vector")
+    for name in ("confidence_bytes", "alpha_bytes"):
+        array = getattr(bank, name)
+        need(array.shape == (rows, header.gamma), name, array.shape, f"shape {(rows, header.gamma)}")
+    top = int(bank.accepted.max())
+    need(top <= header.gamma, "accepted", top, f"at most gamma = {header.gamma}")
+    bounds, domain = bank.bounds, bank.domain
+    need(bounds.ndim == 1 and bounds.size >= 2, "bounds", bounds.shape, "at least one trajectory")
+    need(
+        int(bounds[0]) == 0 and int(bounds[-1]) == rows,
+        "bounds",
+        bounds[[0, -1]].tolist(),
+        f"[0, {rows}] at its ends",
+    )
+    shortest = int(np.diff(bounds).min())
+    need(
+        shortest > header.gamma + 1,
+        "bounds",
+        shortest,
+        f"trajectories longer than gamma + 1 = {header.gamma + 1}",
+    )
+    need(domain.shape == (bounds.size - 1,), "domain", domain.shape, f"one a trajectory ({bounds.size - 1})")
+    need(
+        int(domain.max()) < len(header.domains),
+        "domain",
+        int(domain.max()),
+        f"an index below {len(header.domains)}",
+    )
+    missing = [name for i, name in enumerate(header.domains) if not np.any(domain == i)]
+    need(not missing, "domain", missing, "at least one trajectory a domain")
+
+
+def write_bank(bank: Bank, path: str | Path) -> None:
+    """Write a bank file, atomically."""
+    path = Path(path)
+    check_bank(bank, path)
+    header = np.frombuffer(_header_json(bank.header).encode(), dtype=np.uint8)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            np.savez_compressed(
+                stream,
+                header=header,
+                confidence=bank.confidence_bytes,
+                alpha=bank.alpha_bytes,
+                accepted=bank.accepted,
+                bounds=bank.bounds,
+                domain=bank.domain,
+            )
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _header_json(header: BankHeader) -> str:
+    return json.dumps(asdict(header), sort_keys=True, indent=1)
+
+
+def _parse_header(text: str, file: str | Path) -> BankHeader:
+    try:
+        raw = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"is not JSON ({error})", file=file, field="header") from None
+    if not isinstance(raw, dict):
+        raise InputError(file=file, field="header", value=raw, expected="an object")
+    if raw.get("format") != FORMAT:
+        raise InputError(file=file, field="format", value=raw.get("format"), expected=repr(FORMAT))
+    if raw.get("version") != VERSION:
+        raise InputError(
+            file=file,
+            field="version",
+            value=raw.get("version"),
+            expected=f"{VERSION} (this dsim reads no other)",
+        )
+    names = {field.name for field in fields(BankHeader)}
+    for key in sorted(raw.keys() - names):
+        raise InputError("unknown key", file=file, field=key, expected=f"one of {', '.join(sorted(names))}")
+    for key in sorted(names - raw.keys() - {"notes"}):
+        raise InputError("missing key", file=file, field=key)
+    for key in ("domains", "temperatures"):
+        if not isinstance(raw[key], list):
+            raise InputError(file=file, field=key, value=raw[key], expected="a list")
+        raw[key] = tuple(raw[key])
+    return BankHeader(**raw)
+
+
+def cache_dir() -> Path:
+    """Folder for unpacked banks: ``$DSIM_CACHE_DIR``, or the user's cache folder."""
+    override = os.environ.get("DSIM_CACHE_DIR")
+    return Path(override) if override else Path(platformdirs.user_cache_dir("dsim", appauthor=False))
+
+
+def cached_bank(key: str, build: Callable[[], Bank]) -> Bank:
+    """The bank stored in the cache under `key`, built and stored if it is not there.
+
+    The arrays of the returned bank are memory maps. Where the cache cannot be written the bank stays in memory.
+    """
+    folder = cache_dir() / "banks" / key
+    if not (folder / "header.json").is_file():
+        bank = build()
+        try:
+            _unpack(bank, folder)
+        except OSError:
+            return bank
+    return _open_unpacked(folder)
+
+
+def _unpack(bank: Bank, folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".unpack-"))
+    try:
+        for field in fields(bank):
+            if field.name != "header":
+                np.save(temporary / f"{field.name}.npy", getattr(bank, field.name), allow_pickle=False)
+        (temporary / "header.json").write_text(_header_json(bank.header), encoding="utf-8")
+        try:
+            os.rename(temporary, folder)
+        except OSError:
+            # Another process was faster: its copy is as good as ours.
+            if not (folder / "header.json").is_file():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _open_unpacked(folder: Path) -> Bank:
+    header = _parse_header((folder / "header.json").read_text(encoding="utf-8"), folder / "header.json")
+    arrays: dict[str, Any] = {}
+    for field in fields(Bank):
+        if field.name != "header":
+            # A plain view of the map: numpy.memmap's own indexing costs microseconds a step.
+            arrays[field.name] = np.asarray(np.load(folder / f"{field.name}.npy", mmap_mode="r", allow_pickle=False))
+    return Bank(header=header, **arrays)
+
+
+def read_bank(path: str | Path) -> Bank:
+    """Open a bank file: check it, unpack it once to the cache, map it.
+
+    Raises
+    ------
+    InputError
+        Not a bank, another version, a damaged file, or arrays out of shape or range.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError("bank not found", file=path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return cached_bank(digest, lambda: _read_packed(path))
+
+
+def _read_packed(path: Path) -> Bank:
+    try:
+        # Opened here: NumPy leaves a damaged file open when it fails.
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            members = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
+        raise InputError(f"is not a readable bank ({type(error).__name__}: {error})", file=path) from None
+    except Exception as error:  # zlib.error and what else a damaged archive raises
+        raise InputError(f"is damaged ({type(error).__name__}: {error})", file=path) from None
+    for name in ("header", *_MEMBERS):
+        if name not in members:
+            raise InputError("missing array", file=path, field=name, expected=f"{', '.join(('header', *_MEMBERS))}")
+    types = {
+        "header": np.uint8,
+        "confidence": np.uint8,
+        "alpha": np.uint8,
+        "accepted": np.uint8,
+        "bounds": np.int64,
+        "domain": np.uint8,
+    }
+    for name, dtype in types.items():
+        if members[name].dtype != dtype:
+            raise InputError(file=path, field=name, value=str(members[name].dtype), expected=str(np.dtype(dtype)))
+    bank = Bank(
+        header=_parse_header(members["header"].tobytes().decode("utf-8", errors="replace"), path),
+        confidence=np.empty((0, 0), np.float32),
+        confidence_bytes=members["confidence"],
+        alpha_bytes=members["alpha"],
+        accepted=members["accepted"],
+        bounds=members["bounds"],
+        domain=members["domain"],
+    )
+    check_bank(bank, path)
+    return _dequantized(bank)

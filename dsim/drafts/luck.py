@@ -1,0 +1,48 @@
+"""Counter-based random numbers: the same key gives the same number, in whatever order it is asked for.
+
+Common random numbers across policies need luck that belongs to (seed, request, position, k) and not to the
+moment it is drawn. The mixer is SplitMix64's finalizer (Steele, Lea and Flood, "Fast splittable pseudorandom
+number generators", OOPSLA 2014, https://doi.org/10.1145/2660193.2660195), applied once a key component.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_M1 = np.uint64(0xBF58476D1CE4E5B9)
+_M2 = np.uint64(0x94D049BB133111EB)
+_MASK = (1 << 64) - 1
+
+UIntArray = npt.NDArray[np.uint64]
+
+
+def _mix(value: UIntArray) -> UIntArray:
+    value = value ^ (value >> np.uint64(30))
+    value = value * _M1
+    value = value ^ (value >> np.uint64(27))
+    value = value * _M2
+    return value ^ (value >> np.uint64(31))
+
+
+def hash64(seed: int, *key: npt.ArrayLike) -> UIntArray:
+    """uint64 of the key components, broadcast together.
+
+    Parameters
+    ----------
+    seed
+        Any integer; taken modulo 2**64.
+    key
+        Integer arrays (>= 0) or scalars.
+    """
+    state: UIntArray = np.atleast_1d(np.asarray(seed & _MASK, dtype=np.uint64))
+    for component in key:
+        with np.errstate(over="ignore"):
+            state = _mix(state + _GOLDEN * (np.asarray(component).astype(np.uint64) + np.uint64(1)))
+    return state
+
+
+def uniform(seed: int, *key: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """float64 in [0, 1) by key: 53 random bits."""
+    return (hash64(seed, *key) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,0 +1,152 @@
+"""Named synthetic drafters whose acceptance curves are published measurements.
+
+==================== ========================= ==============================================================
+preset               drafters                  acceptance
+==================== ========================= ==============================================================
+``dsv4`` (default)   dspark, mtp (gamma 5)     code: golden accepted lengths of DeepSeek-V4-Pro's two heads
+                                               (InferenceX, thinking on); math and chat: code shifted by the
+                                               logit differences of DSpark's curves in the paper's Fig. 2
+``qwen3-4b``         dspark, dflash, eagle3    Fig. 2 of the paper (arXiv 2607.05147) as it stands
+                     (gamma 7)
+``dsv4-flash-0731``  dspark (gamma 7)          two samples of 23 and 55 drafts, pooled (vllm-ascend#13640);
+                                               one domain, "mixed"
+==================== ========================= ==============================================================
+
+Discrimination and calibration of the confidences default to the paper's Fig. 6 (after STS), measured there on
+one dataset (Alpaca, Qwen3-4B) and assumed here for every drafter and domain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import numpy as np
+from scipy.special import expit, logit
+
+from dsim.drafts.synthetic import SyntheticSpec, by_position
+from dsim.errors import InputError
+from dsim.published import published
+
+PRESETS = ("dsv4", "qwen3-4b", "dsv4-flash-0731")
+
+_GOLDEN = {"dspark": "dsv4-pro-0813 dspark", "mtp": "dsv4-pro mtp"}
+_GOLDEN_GAMMA = 5
+_FIG2 = {"dspark": "DSpark", "dflash": "DFlash", "eagle3": "Eagle3"}
+_FLASH_0731 = {
+    "vllm-ascend#13640 DSV4-Flash-0731 A2 sample1": 23,
+    "vllm-ascend#13640 DSV4-Flash-0731 A2 sample2": 55,
+}
+
+
+def preset_curves(preset: str) -> dict[str, dict[str, tuple[float, ...]]]:
+    """Conditional acceptance by drafter, domain and position.
+
+    Raises
+    ------
+    InputError
+        Unknown preset; the known ones are listed.
+    """
+    if preset not in PRESETS:
+        raise InputError(field="preset", value=preset, expected=f"one of {', '.join(PRESETS)}")
+    return {"dsv4": _dsv4, "qwen3-4b": _qwen3_4b, "dsv4-flash-0731": _flash_0731}[preset]()
+
+
+def preset_spec(
+    preset: str,
+    drafter: str,
+    *,
+    auc: tuple[float, ...] | None = None,
+    ece: tuple[float, ...] | None = None,
+    **shape: float,
+) -> SyntheticSpec:
+    """The generator's spec of one drafter of a preset.
+
+    Parameters
+    ----------
+    auc, ece
+        By position (one value: for all positions); None: the paper's Fig. 6.
+    shape
+        ``spread``, ``request_share``, ``text_share``, ``autocorrelation`` of `SyntheticSpec`.
+    """
+    curves = preset_curves(preset)
+    if drafter not in curves:
+        raise InputError(
+            f"preset '{preset}' has no drafter '{drafter}'",
+            field="drafter",
+            expected=f"one of {', '.join(curves)}",
+        )
+    acceptance = curves[drafter]
+    gamma = len(next(iter(acceptance.values())))
+    fig6 = fig6_defaults(gamma)
+    return SyntheticSpec(
+        drafter=drafter,
+        source=preset,
+        acceptance=acceptance,
+        auc=_all_positions(auc, gamma, "auc") or fig6["auc"],
+        ece=_all_positions(ece, gamma, "ece") or fig6["ece"],
+        strict=auc is not None or ece is not None,
+        notes="acceptance curve published; spread, autocorrelation and confidences synthetic",
+        **shape,  # type: ignore[arg-type]
+    )
+
+
+def _all_positions(values: tuple[float, ...] | None, gamma: int, field: str) -> tuple[float, ...] | None:
+    if values is None:
+        return None
+    if len(values) == 1:
+        return tuple(values) * gamma
+    if len(values) < gamma:
+        raise InputError(field=field, value=list(values), expected=f"1 or {gamma} numbers")
+    return tuple(values[:gamma])
+
+
+@lru_cache
+def fig6_defaults(gamma: int) -> Mapping[str, tuple[float, ...]]:
+    """AUC and ECE (a fraction) by position: Fig. 6 at 1, 3, 5, 7; linear between, constant beyond."""
+    table = published("paper_fig6_ece_auc").set_index("position")
+    return {
+        "auc": by_position({int(k): float(v) for k, v in table["auc"].items()}, gamma),  # type: ignore[call-overload]
+        "ece": by_position({int(k): float(v) / 100 for k, v in table["ece_after_pct"].items()}, gamma),  # type: ignore[call-overload]
+    }
+
+
+def _fig2(drafter: str) -> dict[str, tuple[float, ...]]:
+    table = published("paper_fig2")
+    rows = table[table["drafter"] == _FIG2[drafter]].sort_values("position")
+    return {
+        domain: tuple(float(v) for v in rows.loc[rows["domain"] == domain.capitalize(), "cond_acceptance"])
+        for domain in ("code", "math", "chat")
+    }
+
+
+def _qwen3_4b() -> dict[str, dict[str, tuple[float, ...]]]:
+    return {drafter: _fig2(drafter) for drafter in _FIG2}
+
+
+def _dsv4() -> dict[str, dict[str, tuple[float, ...]]]:
+    fig2 = {domain: logit(np.asarray(curve[:_GOLDEN_GAMMA])) for domain, curve in _fig2("dspark").items()}
+    table = published("accept_golden_al_inferencex")
+    table = table[table["mode"] == "thinking_on"]
+    curves = {}
+    for drafter, head in _GOLDEN.items():
+        rows = table[table["head"] == head].sort_values("num_speculative_tokens")
+        length = rows["acceptance_length"].to_numpy()[:_GOLDEN_GAMMA]
+        # AL(k) - AL(k - 1) is the chance that draft k is reached and accepted.
+        survival = np.diff(length, prepend=1.0)
+        code = survival / np.concatenate([[1.0], survival[:-1]])
+        curves[drafter] = {
+            domain: tuple(float(v) for v in expit(logit(code) + fig2[domain] - fig2["code"])) for domain in fig2
+        }
+    return curves
+
+
+def _flash_0731() -> dict[str, dict[str, tuple[float, ...]]]:
+    table = published("accept_per_position")
+    counts = np.zeros(7)
+    for source, drafts in _FLASH_0731.items():
+        rows = table[table["source"] == source].sort_values("position")
+        # The fractions are counts over 23 and 55 drafts, printed with three digits.
+        counts += np.rint(rows["accepted_fraction_of_drafts"].to_numpy() * drafts)
+    reached = np.concatenate([[sum(_FLASH_0731.values())], counts[:-1]])
+    return {"dspark": {"mixed": tuple(float(v) for v in counts / reached)}}

@@ -1,0 +1,502 @@
+"""One model replica: continuous batching, speculative steps, KV blocks. The step loop is `Replica.run`."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import simpy
+
+from dsim.drafts.source import DraftSource
+from dsim.errors import InputError
+from dsim.policy import Policy, PolicyView
+from dsim.telemetry import RequestLog, StepLog
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+# Rows of the replica's state: one column a request in decode, in order of admission.
+_ID, _POSITION, _REMAINING, _CONTEXT, _AGE = range(5)
+_LENGTH_DTYPE = np.dtype(np.int64)
+
+
+@dataclass(frozen=True)
+class HostCost:
+    """Host time of a step, base + per_request * R ** power milliseconds, of which a part hides behind the GPU."""
+
+    base_ms: float = 0.0
+    per_request_ms: float = 0.0
+    power: float = 1.0
+    hidden_fraction: float = 0.0
+
+    def ms(self, requests: int) -> float:
+        """Milliseconds at R requests."""
+        return self.base_ms + self.per_request_ms * requests**self.power if requests else self.base_ms
+
+
+@dataclass(frozen=True)
+class ReplicaConfig:
+    """Engine options of one replica.
+
+    Parameters
+    ----------
+    max_seqs
+        Most requests in a batch (decoding or prefilling).
+    token_budget
+        Most tokens in a step.
+    prefill_chunk
+        Most prompt tokens of one request in a step.
+    colocated
+        True: prompts are prefilled in the same steps; False: requests arrive with their prompt processed.
+    block_tokens, kv_blocks
+        Size and number of KV-cache blocks.
+    overlapped
+        True: the hidden part of the host time runs beside the GPU; False: host and GPU alternate.
+    host
+        Host time.
+    clip_to_remaining
+        Engine option: no more drafts are verified than the request has tokens left to produce.
+    """
+
+    max_seqs: int = 256
+    token_budget: int = 8192
+    prefill_chunk: int = 8192
+    colocated: bool = False
+    block_tokens: int = 64
+    kv_blocks: int = 1 << 20
+    overlapped: bool = True
+    host: HostCost = field(default_factory=HostCost)
+    clip_to_remaining: bool = False
+
+
+class Prices(Protocol):
+    """Whole-number prices of one arm on one cost model (see `dsim.cluster.ArmPrices`)."""
+
+    def verify(self, requests: int, context: float) -> tuple[list[int], FloatArray]:
+        """Nanoseconds by tokens in the step, and the same as float64 milliseconds."""
+        ...
+
+    draft_ns: list[int]
+    host_hidden_ns: list[int]
+    host_exposed_ns: list[int]
+    depends_on_context: bool
+    captured_sizes: IntArray
+    capture_limit: int
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """A request whose prompt is being processed in chunks."""
+
+    request: int
+    left: int
+
+
+class Replica:
+    """A batch of requests and the loop that steps it.
+
+    Parameters
+    ----------
+    env, index
+        SimPy environment, and the replica's number.
+    config, prices, drafts, policy
+        Engine options; prices; draft source (None: no drafter runs); policy (this replica's own copy).
+    steps, requests
+        The logs of the run.
+    on_finish
+        Called with the request's number when its last token is out.
+    on_preempt
+        Called with the request's number when it lost its KV blocks (disaggregated: its prompt is processed again
+        elsewhere).
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        index: int,
+        config: ReplicaConfig,
+        prices: Prices,
+        drafts: DraftSource | None,
+        policy: Policy,
+        steps: StepLog,
+        requests: RequestLog,
+        on_finish: Callable[[int], None],
+        on_preempt: Callable[[int], None],
+    ) -> None:
+        self.env, self.index, self.config, self.prices = env, index, config, prices
+        self.drafts, self.policy, self.steps, self.requests = drafts, policy, steps, requests
+        self.on_finish, self.on_preempt = on_finish, on_preempt
+        self.gamma = 0 if drafts is None else drafts.gamma
+        self.waiting: deque[int] = deque()
+        self.prefilling: list[_Prompt] = []
+        self.outstanding_tokens = 0  # prompt and output tokens not yet processed, for the router
+        self.busy_ns = 0
+        self._wake: simpy.Event | None = None
+        self._state = np.zeros((5, config.max_seqs), dtype=np.int64)
+        self._count = 0
+        self._depth = policy.traits.confidence_age
+        self._history: list[npt.NDArray[np.float32]] = []
+        self._reserved_worst = 0  # KV blocks if every admitted request ran to its end
+        # No request ends within this many tokens: the exact check is made only when it runs out.
+        self._sure_tokens = 0
+        self._no_slo = np.full(config.max_seqs, np.nan)
+        self._full_caps = np.full(config.max_seqs, self.gamma, dtype=np.int64)
+        self._all_ones = np.ones(config.max_seqs, dtype=np.int64)
+        self._reslice()
+
+    # -- what the cluster calls ------------------------------------------------------------------------
+
+    def enqueue(self, request: int, *, front: bool = False) -> None:
+        """A request has arrived (disaggregated: with its prompt processed)."""
+        log = self.requests
+        need = self._blocks(log.prompt_tokens[request] + log.output_tokens[request])
+        if need > self.config.kv_blocks:
+            raise InputError(
+                f"request {request} ({log.prompt_tokens[request]} prompt and {log.output_tokens[request]} output "
+                f"tokens) needs {need} KV blocks of {self.config.block_tokens} tokens",
+                field="kv_blocks",
+                value=self.config.kv_blocks,
+                expected=f">= {need}",
+            )
+        log.replica[request] = self.index
+        if front:
+            self.waiting.appendleft(request)
+        else:
+            self.waiting.append(request)
+            self.outstanding_tokens += log.output_tokens[request] - log.generated_tokens[request]
+            if self.config.colocated:
+                self.outstanding_tokens += log.prompt_tokens[request]
+        if self._wake is not None and not self._wake.triggered:
+            self._wake.succeed()
+
+    def in_flight(self) -> int:
+        """Requests that this replica holds."""
+        return self._count + len(self.prefilling) + len(self.waiting)
+
+    # -- the step loop ---------------------------------------------------------------------------------
+
+    def run(self) -> Generator[simpy.Event, Any, None]:
+        """SimPy process: admit, draft, plan, wait for the step's time, commit."""
+        timeout = self.env.timeout
+        while True:
+            if self.waiting:
+                self._admit()
+            if not self._count and not self.prefilling:
+                self._wake = self.env.event()
+                yield self._wake
+                self._wake = None
+                continue
+            if self._reserved_worst > self.config.kv_blocks:
+                self._make_room()
+            prefill_tokens, finishing = self._chunk() if self.prefilling else (0, 0)
+            running = self._count
+            base = running + prefill_tokens
+            verify_ns, verify_ms = self.prices.verify(running, self._mean_context())
+            accepted: IntArray | None = None
+            lengths: IntArray | None = None
+            drafts = draft_ns = 0
+            if running and self.gamma:
+                accepted, lengths = self._plan(base, running + finishing, verify_ms)
+                drafts = int(lengths.dot(self._ones))
+                draft_ns = self.prices.draft_ns[running]
+            gpu_ns = draft_ns + verify_ns[base + drafts]
+            step_ns = max(gpu_ns, self.prices.host_hidden_ns[running]) + self.prices.host_exposed_ns[running]
+            yield timeout(step_ns)
+            self._commit(step_ns, prefill_tokens, finishing, drafts, accepted, lengths)
+
+    def _plan(self, base: int, sampling: int, verify_ms: FloatArray) -> tuple[IntArray, IntArray]:
+        """Draft for the requests in decode and ask the policy; returns accepted int64[R] and lengths int64[R]."""
+        assert self.drafts is not None
+        running = self._count
+        confidence, accepted = self.drafts.draft(self._ids, self._positions)
+        history = self._history
+        if self._depth:
+            history.insert(0, confidence)
+            while len(history) <= self._depth:
+                history.append(np.ones_like(confidence))
+            del history[self._depth + 1 :]
+            seen = tuple(history)
+        else:
+            seen = (confidence,)
+        caps = self._caps
+        if self.config.clip_to_remaining:
+            caps = np.minimum(caps, self._remaining - 1)
+        prices = self.prices
+        lengths = self.policy.plan(
+            PolicyView(
+                seen,
+                verify_ms,
+                prices.draft_ns[running] * 1e-6,
+                base,
+                sampling,
+                caps,
+                prices.captured_sizes,
+                prices.capture_limit,
+                prices.host_hidden_ns[running] * 1e-6,
+                prices.host_exposed_ns[running] * 1e-6,
+                self._ages,
+                self._slack,
+                len(self.waiting),
+                self.env.now * 1e-9,
+                np.minimum(accepted, self._remaining - 1) if self.policy.traits.clairvoyant else None,
+            )
+        )
+        if type(lengths) is not np.ndarray or lengths.shape != (running,) or lengths.dtype != _LENGTH_DTYPE:
+            lengths = self._coerce(lengths, running)
+        # One comparison for both bounds: a negative length is huge as an unsigned number.
+        if np.count_nonzero(lengths.view(np.uint64) > caps.view(np.uint64)):
+            worst = int(np.flatnonzero((lengths < 0) | (lengths > caps))[0])
+            raise InputError(
+                f"policy {self.policy!r} returned a verify length out of bounds for request {int(self._ids[worst])}",
+                field="verify length",
+                value=int(lengths[worst]),
+                expected=f"0..{int(caps[worst])}",
+            )
+        return accepted, lengths
+
+    def _coerce(self, lengths: Any, running: int) -> IntArray:
+        array = np.asarray(lengths)
+        if array.shape != (running,) or not np.issubdtype(array.dtype, np.integer):
+            raise InputError(
+                f"policy {self.policy!r} returned no verify lengths",
+                field="plan(view)",
+                value=f"{array.dtype}{list(array.shape)}",
+                expected=f"an integer array [{running}]",
+            )
+        return array.astype(np.int64)
+
+    def _commit(
+        self,
+        step_ns: int,
+        prefill_tokens: int,
+        finishing: int,
+        drafts: int,
+        accepted: IntArray | None,
+        lengths: IntArray | None,
+    ) -> None:
+        """The step is over: advance every request, cut it at its output length, record."""
+        now = int(self.env.now)
+        running = self._count
+        hits = 0
+        committed = running
+        done: IntArray | None = None
+        if running:
+            if accepted is None or lengths is None:
+                self._positions += 1
+                self._remaining -= 1
+            else:
+                gained = np.minimum(accepted, lengths)
+                hits = int(gained.dot(self._ones))
+                gained += 1
+                committed += hits
+                self._positions += gained
+                self._remaining -= gained
+            self._ages += 1
+            self._sure_tokens -= 1 + self.gamma
+            if self._sure_tokens <= 0:
+                self._sure_tokens = int(self._remaining.min())
+                if self._sure_tokens <= 0:
+                    done = np.flatnonzero(self._remaining <= 0)
+                    committed += int(self._remaining[done].sum())  # minus what lies beyond the cut
+        self.busy_ns += step_ns
+        self.outstanding_tokens -= committed + prefill_tokens + finishing
+        self.steps.append(
+            (
+                now,
+                step_ns,
+                self.index,
+                running,
+                prefill_tokens,
+                drafts,
+                hits,
+                committed,
+                finishing,
+                running + prefill_tokens + drafts,
+                len(self.waiting),
+            )
+        )
+        if done is not None:
+            self._retire(done, now)
+        if finishing:
+            self._first_tokens(finishing, now)
+
+    # -- composition of the batch ----------------------------------------------------------------------
+
+    def _reslice(self) -> None:
+        """Views of the columns in use; made anew only when the batch changes."""
+        n = self._count
+        state = self._state
+        self._ids, self._positions, self._remaining = (
+            state[_ID, :n],
+            state[_POSITION, :n],
+            state[_REMAINING, :n],
+        )
+        self._contexts, self._ages = state[_CONTEXT, :n], state[_AGE, :n]
+        self._slack, self._caps, self._ones = self._no_slo[:n], self._full_caps[:n], self._all_ones[:n]
+
+    def _join(self, request: int) -> None:
+        """A request whose prompt is processed starts to decode."""
+        log = self.requests
+        generated = log.generated_tokens[request]
+        column = self._count
+        self._state[:, column] = (
+            request,
+            generated - 1,
+            log.output_tokens[request] - generated,
+            log.prompt_tokens[request],
+            0,
+        )
+        self._count += 1
+        self._sure_tokens = min(self._sure_tokens, log.output_tokens[request] - generated)
+        if self._history:
+            row = np.ones((1, self.gamma), dtype=np.float32)
+            self._history = [np.concatenate([past, row]) for past in self._history]
+
+    def _keep(self, keep: IntArray) -> None:
+        self._state[:, : keep.size] = self._state[:, keep]
+        self._count = keep.size
+        self._history = [past[keep] for past in self._history]
+        self._reslice()
+
+    def _retire(self, done: IntArray, now: int) -> None:
+        log = self.requests
+        finished = self._ids[done].tolist()
+        stay = np.ones(self._count, dtype=bool)
+        stay[done] = False
+        self._keep(np.flatnonzero(stay))
+        for request in finished:
+            log.generated_tokens[request] = log.output_tokens[request]
+            self._finish(request, now)
+
+    def _finish(self, request: int, now: int) -> None:
+        self._reserved_worst -= self._worst(request)
+        self.requests.finish_ns[request] = now
+        self.on_finish(request)
+
+    def _first_tokens(self, finishing: int, now: int) -> None:
+        """Prompts whose last chunk was in the step have their next output token."""
+        log = self.requests
+        for prompt in self.prefilling[:finishing]:
+            request = prompt.request
+            log.generated_tokens[request] += 1
+            if log.first_ns[request] < 0:
+                log.first_ns[request] = now
+            if log.generated_tokens[request] >= log.output_tokens[request]:
+                self._finish(request, now)
+            else:
+                self._join(request)
+        del self.prefilling[:finishing]
+        self._reslice()
+
+    def _chunk(self) -> tuple[int, int]:
+        """Give this step's token budget to prompts, first come first served: prompt tokens, prompts that end.
+
+        Decoding requests come first, with room for their whole blocks: the engine fills the step before the
+        policy trims it.
+        """
+        budget = self.config.token_budget - self._count * (1 + self.gamma)
+        taken = finishing = 0
+        for prompt in self.prefilling:
+            chunk = min(prompt.left, self.config.prefill_chunk, budget - taken)
+            if chunk <= 0:
+                break
+            prompt.left -= chunk
+            taken += chunk
+            if prompt.left:
+                break
+            finishing += 1
+        return taken, finishing
+
+    # -- KV blocks -------------------------------------------------------------------------------------
+
+    def _blocks(self, tokens: int) -> int:
+        # A step writes up to gamma drafts and the anchor beyond what is committed.
+        return -(-(tokens + 1 + self.gamma) // self.config.block_tokens)
+
+    def _worst(self, request: int) -> int:
+        return self._blocks(self.requests.prompt_tokens[request] + self.requests.output_tokens[request])
+
+    def _used_blocks(self) -> int:
+        size, slack = self.config.block_tokens, self.gamma + 1
+        tokens = self._contexts + self._positions + (1 + slack + size - 1)
+        used = int((tokens // size).sum())
+        log = self.requests
+        return used + sum(
+            self._blocks(log.prompt_tokens[p.request] + log.generated_tokens[p.request]) for p in self.prefilling
+        )
+
+    def _admit(self) -> None:
+        """Move waiting requests into the batch, first come first served, while sequences and blocks allow."""
+        config, log = self.config, self.requests
+        joined = False
+        while self.waiting and self._count + len(self.prefilling) < config.max_seqs:
+            request = self.waiting[0]
+            worst = self._worst(request)
+            if self._reserved_worst + worst > config.kv_blocks:
+                if joined:
+                    self._reslice()
+                held = log.prompt_tokens[request] + log.generated_tokens[request]
+                if self._used_blocks() + self._blocks(held) > config.kv_blocks:
+                    break
+            self.waiting.popleft()
+            self._reserved_worst += worst
+            if config.colocated:
+                left = log.prompt_tokens[request] + log.generated_tokens[request]
+                self.prefilling.append(_Prompt(request, left))
+            else:
+                self._join(request)
+                joined = True
+        if joined:
+            self._reslice()
+
+    def _make_room(self) -> None:
+        """Preempt the latest admitted requests until the step's blocks fit; they recompute later."""
+        while self._used_blocks() > self.config.kv_blocks:
+            if self.prefilling:
+                prompt = self.prefilling.pop()
+                request, lost = prompt.request, -prompt.left
+            else:
+                if self._count <= 1:
+                    raise RuntimeError("KV invariant violated: one request alone does not fit")
+                column = self._count - 1
+                request = int(self._ids[column])
+                self.requests.generated_tokens[request] = int(self._positions[column]) + 1
+                self._keep(np.arange(column))
+                lost = 0
+            self._reserved_worst -= self._worst(request)
+            self.requests.preemptions[request] += 1
+            if self.config.colocated:
+                # Its context is prefilled again: the router's count grows by the work that is lost.
+                lost += self.requests.prompt_tokens[request] + self.requests.generated_tokens[request]
+                self.outstanding_tokens += lost
+                self.waiting.appendleft(request)
+            else:
+                self.on_preempt(request)
+
+    def _mean_context(self) -> float:
+        if not self.prices.depends_on_context or not self._count:
+            return 0.0
+        return float((self._contexts + self._positions + 1).mean())
+
+    def close(self) -> None:
+        """Write the progress of requests still in decode into the log (the run is over)."""
+        for request, position in zip(self._ids.tolist(), self._positions.tolist(), strict=True):
+            self.requests.generated_tokens[request] = position + 1
+
+
+def check_config(config: ReplicaConfig, gamma: int) -> None:
+    """Raise InputError for engine options that contradict each other."""
+    if config.token_budget < config.max_seqs * (1 + gamma):
+        raise InputError(
+            "a full batch with whole blocks must fit into a step",
+            field="token_budget",
+            value=config.token_budget,
+            expected=f">= max_seqs x (1 + gamma) = {config.max_seqs * (1 + gamma)}",
+        )
+    if not 0 <= config.host.hidden_fraction <= 1 or not math.isfinite(config.host.ms(config.max_seqs)):
+        raise InputError(field="host", value=config.host, expected="finite times and a hidden fraction in [0, 1]")

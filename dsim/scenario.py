@@ -1,0 +1,309 @@
+"""One run of a scenario: its inputs, and `simulate`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from dsim.cluster import DraftCost, HostCost, ReplicaConfig, run_cluster
+from dsim.cost import StepCost, fit
+from dsim.drafts import Bank, BankDrafts, Tilt, preset_spec, read_bank, synthetic_bank
+from dsim.errors import InputError
+from dsim.metrics import Slo, summarize
+from dsim.policy import load_policy
+from dsim.profile import load_profile
+from dsim.schema import (
+    ArmSection,
+    ClusterSection,
+    DrafterSection,
+    DraftsSection,
+    Scenario,
+    SyntheticSection,
+    WorkloadSection,
+    load_scenario,
+)
+from dsim.telemetry import Records
+from dsim.workload import ClosedLoop, OpenLoop, RequestStream
+from traces import (
+    Empirical,
+    Fixed,
+    Gamma,
+    Independent,
+    Lognormal,
+    OnOff,
+    Poisson,
+    Trace,
+    read_trace,
+    synthetic_trace,
+)
+
+__all__ = [
+    "Point",
+    "Result",
+    "Scenario",
+    "check_scenario",
+    "cost_of",
+    "load_scenario",
+    "simulate",
+    "trace_of",
+]
+
+# -- inputs ----------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=16)
+def _trace(section: str) -> Trace:
+    workload = WorkloadSection.model_validate_json(section, strict=False)
+    if workload.synthetic is not None:
+        s = workload.synthetic
+        trace = synthetic_trace(s.requests, arrivals=_arrivals(s), lengths=_lengths(s, workload), seed=s.seed)
+    else:
+        trace = _read(workload)
+    if workload.window_s is not None:
+        trace = trace.window(*workload.window_s)
+    return trace
+
+
+def _arrivals(s: SyntheticSection) -> Poisson | Gamma | OnOff:
+    if s.cv is not None:
+        return Gamma(s.rate, s.cv)
+    if s.on_s is not None and s.off_s is not None:
+        return OnOff(s.rate, s.on_s, s.off_s)
+    return Poisson(s.rate)
+
+
+def _read(workload: WorkloadSection) -> Trace:
+    assert workload.trace is not None
+    return read_trace(workload.trace, sort=workload.sort, drop_zero=workload.drop_zero)
+
+
+def _lengths(s: SyntheticSection, workload: WorkloadSection) -> Independent | Empirical:
+    if s.lengths == "empirical":
+        return Empirical(_read(workload))
+    assert s.prompt_mean is not None
+    assert s.output_mean is not None
+    if s.sigma is not None:
+        return Independent(Lognormal(s.prompt_mean, sigma=s.sigma), Lognormal(s.output_mean, sigma=s.sigma))
+    return Independent(Fixed(round(s.prompt_mean)), Fixed(round(s.output_mean)))
+
+
+def trace_of(scenario: Scenario) -> Trace:
+    """The scenario's trace, window applied."""
+    return _trace(scenario.workload.model_dump_json())
+
+
+@lru_cache(maxsize=16)
+def _bank(drafter: str, bank: str | None, drafts: str) -> Bank:
+    if bank is not None:
+        return read_bank(bank)
+    section = DraftsSection.model_validate_json(drafts, strict=False)
+    shape = {
+        name: float(getattr(section, name))
+        for name in ("spread", "request_share", "text_share", "autocorrelation")
+        if getattr(section, name) is not None
+    }
+    return synthetic_bank(preset_spec(section.preset, drafter, auc=section.auc, ece=section.ece, **shape))
+
+
+def bank_of(scenario: Scenario, drafter: str) -> Bank:
+    """The bank of one of the scenario's drafters."""
+    return _bank(drafter, scenario.drafters[drafter].bank, scenario.drafts.model_dump_json())
+
+
+def cost_of(scenario: Scenario) -> StepCost:
+    """The scenario's cost model, fitted."""
+    section = scenario.cost
+    options: dict[str, Any] = {} if section.running_max is None else {"running_max": section.running_max}
+    return fit(load_profile(section.profile), section.fit, allow_extrapolation=section.allow_extrapolation, **options)
+
+
+# -- one run ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Point:
+    """Which run of a scenario: an arm, a load and a seed.
+
+    Parameters
+    ----------
+    users
+        Closed loop with that many users; None: open loop.
+    rate_scale
+        Open loop at that multiple of the trace's own rate; None: closed loop.
+    """
+
+    arm: str
+    seed: int
+    users: int | None = None
+    rate_scale: float | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run: the records, and the row that goes into tables."""
+
+    records: Records
+    row: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Seeds:
+    order: int
+    domain: int
+    trajectory: int
+    router: int
+
+
+def _spawn(seed: int) -> _Seeds:
+    """Separate streams for order and offset, domain, trajectory and luck, router."""
+    words = np.random.SeedSequence(seed).generate_state(4, dtype=np.uint64)
+    return _Seeds(*(int(word) for word in words))
+
+
+def check_scenario(scenario: Scenario, arms: Sequence[str] | None = None) -> None:
+    """Open every input and build every policy once, so that errors come before the work."""
+    cost_of(scenario)
+    trace_of(scenario)
+    for arm in scenario.arms:
+        if arms is not None and arm.name not in arms:
+            continue
+        load_policy(arm.policy)
+        if scenario.gamma(arm):
+            _drafts(scenario, arm, 0)
+
+
+def _drafts(scenario: Scenario, arm: ArmSection, seed: int) -> BankDrafts | None:
+    gamma = scenario.gamma(arm)
+    if gamma == 0:
+        return None
+    tilt = scenario.drafts.tilt
+    return BankDrafts(
+        bank_of(scenario, arm.drafter),
+        gamma=gamma,
+        seed=seed,
+        tilt=None if tilt is None else Tilt(tilt.alpha, tilt.confidence),
+    )
+
+
+def _domain_weights(scenario: Scenario, drafts: BankDrafts | None) -> tuple[float, ...]:
+    """Weights in the drafters' order of domains; without a drafter the domains make no difference."""
+    wanted = scenario.drafts.domains
+    if drafts is None:
+        return tuple(wanted.values()) if wanted else (1.0,)
+    if wanted is None:
+        return (1.0,) * len(drafts.domains)
+    for name in wanted:
+        if name not in drafts.domains:
+            raise InputError(
+                "the draft source has no such domain",
+                field=f"drafts.domains.{name}",
+                value=wanted[name],
+                expected=f"one of {', '.join(drafts.domains)}",
+            )
+    return tuple(wanted.get(name, 0.0) for name in drafts.domains)
+
+
+def _replica_config(section: ClusterSection) -> ReplicaConfig:
+    return ReplicaConfig(
+        max_seqs=section.max_seqs,
+        token_budget=section.token_budget,
+        prefill_chunk=section.prefill_chunk,
+        colocated=section.prefill == "colocated",
+        block_tokens=section.block_tokens,
+        kv_blocks=section.kv_blocks,
+        overlapped=section.scheduling == "overlapped",
+        host=HostCost(**section.host.model_dump()),
+        clip_to_remaining=section.clip_to_remaining,
+    )
+
+
+def _load(scenario: Scenario, point: Point, rows: int) -> ClosedLoop | OpenLoop:
+    load = scenario.load
+    steady = scenario.measure.mode == "steady"
+    if (point.users is None) == (point.rate_scale is None):
+        raise InputError(field="point", value=point, expected="either users or a rate scale")
+    if point.users is not None:
+        return ClosedLoop(
+            users=point.users,
+            think_s=load.think_s,
+            stagger_s=load.stagger_s if steady else 0.0,
+            warmup_per_user=load.warmup_per_user,
+            scored=scenario.scored(point.users),
+            steady=steady,
+        )
+    requests = rows if load.requests is None else load.requests
+    if requests > rows:
+        raise InputError(field="load.requests", value=requests, expected=f"at most the trace's {rows} rows")
+    edge = int(load.edge_fraction * requests) if steady else 0
+    return OpenLoop(requests=requests, warmup=edge, cooldown=edge)
+
+
+def simulate(scenario: Scenario, point: Point, *, cost: StepCost | None = None) -> Result:
+    """Run one arm at one load with one seed.
+
+    Parameters
+    ----------
+    scenario, point
+        What to run.
+    cost
+        The scenario's cost model if it is already fitted.
+
+    Returns
+    -------
+    Result
+        Byte-identical for equal arguments on one machine and environment.
+    """
+    arm = scenario.arm(point.arm)
+    seeds = _spawn(point.seed)
+    cost = cost_of(scenario) if cost is None else cost
+    drafts = _drafts(scenario, arm, seeds.trajectory)
+    trace = trace_of(scenario)
+    open_loop = point.rate_scale is not None
+    if point.rate_scale is not None:
+        trace = trace.scaled(point.rate_scale)
+    stream = RequestStream(
+        trace,
+        _domain_weights(scenario, drafts),
+        order_seed=seeds.order,
+        domain_seed=seeds.domain,
+        order="trace" if open_loop else scenario.workload.order,
+        offset=open_loop and scenario.workload.order == "shuffled",
+    )
+    drafter = scenario.drafters.get(arm.drafter, DrafterSection())
+    records = run_cluster(
+        replicas=scenario.cluster.replicas,
+        config=_replica_config(scenario.cluster),
+        cost=cost,
+        drafts=drafts,
+        draft_cost=DraftCost(scale=drafter.cost_scale, per_token=drafter.passes == "token"),
+        policy=load_policy(arm.policy),
+        stream=stream,
+        load=_load(scenario, point, len(trace)),
+        router=scenario.cluster.router,
+        router_seed=seeds.router,
+    )
+    slo = Slo(scenario.slo.ttft_ms, scenario.slo.tpot_ms)
+    cost_source = cost.label
+    if drafts is not None and (drafter.cost_scale != 1.0 or drafter.cost_note != "measured"):
+        passes = drafts.gamma if drafter.passes == "token" else 1
+        cost_source += f";draft={passes}x{drafter.cost_scale:.3g}:{drafter.cost_note}"
+    identity: dict[str, Any] = {
+        "arm": arm.name,
+        "policy": arm.policy,
+        "drafter": arm.drafter if drafts is not None else "none",
+        "gamma": scenario.gamma(arm),
+        "concurrency": point.users,
+        "rate_scale": point.rate_scale,
+        "seed": point.seed,
+    }
+    sources = {
+        "cost_source": cost_source,
+        "drafts_source": "none" if drafts is None else drafts.label,
+        "trace_source": f"{trace.kind}:{trace.name}",
+        "extrapolated": records.extrapolated,
+    }
+    return Result(records, identity | summarize(records, slo) | sources)

@@ -1,0 +1,431 @@
+"""A scenario as one validated TOML file: hardware, engine, drafters, workload, load and arms.
+
+Unknown keys, values out of range and options that contradict each other are errors that name the file, the line
+and the field.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+
+from dsim.errors import InputError
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+MIN_WARMUP = 3
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class CostSection(_Section):
+    """Which profile prices a step, and how it is fitted."""
+
+    profile: str = "b300x4-dsv4-flash-0731"
+    fit: Literal["staircase", "additive", "roofline"] = "staircase"
+    running_max: bool | None = None
+    allow_extrapolation: bool = False
+
+
+class HostSection(_Section):
+    """Host time of a step: base_ms + per_request_ms * R ** power, of which a fraction hides behind the GPU."""
+
+    base_ms: NotNegative = 0.0
+    per_request_ms: NotNegative = 0.0
+    power: Annotated[float, Field(gt=0, le=2)] = 0.5
+    hidden_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+class ClusterSection(_Section):
+    """Replicas and their engine options (`dsim.replica.ReplicaConfig`)."""
+
+    replicas: PositiveInt = 1
+    router: Literal["round-robin", "least-tokens", "power-of-two"] = "round-robin"
+    max_seqs: PositiveInt = 256
+    token_budget: PositiveInt = 8192
+    prefill: Literal["disaggregated", "colocated"] = "disaggregated"
+    prefill_chunk: PositiveInt = 8192
+    block_tokens: PositiveInt = 64
+    kv_blocks: PositiveInt = 65536
+    scheduling: Literal["overlapped", "synchronous"] = "overlapped"
+    clip_to_remaining: bool = False
+    host: HostSection = HostSection()
+
+
+class TiltSection(_Section):
+    """Shift of the drafter's quality in logits, one value or one a position."""
+
+    alpha: tuple[Finite, ...] = (0.0,)
+    confidence: tuple[Finite, ...] = (0.0,)
+
+
+class DraftsSection(_Section):
+    """Where drafts come from. `auc`, `ece`, `spread` ... shape synthetic confidences (None: the preset's)."""
+
+    preset: str = "dsv4"
+    gamma: Annotated[int, Field(ge=0, le=64)] = 5
+    domains: dict[str, NotNegative] | None = None
+    auc: tuple[Annotated[float, Field(ge=0.5, le=1)], ...] | None = None
+    ece: tuple[Annotated[float, Field(ge=0, le=0.5)], ...] | None = None
+    spread: Positive | None = None
+    request_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    text_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    autocorrelation: Annotated[float, Field(ge=0, lt=1)] | None = None
+    tilt: TiltSection | None = None
+
+
+class DrafterSection(_Section):
+    """One drafter: its bank (None: the preset's) and what a draft costs in passes of the profiled drafter."""
+
+    bank: str | None = None
+    passes: Literal["block", "token"] = "block"
+    cost_scale: Positive = 1.0
+    cost_note: str = "measured"
+
+
+class SyntheticSection(_Section):
+    """A synthetic workload (`traces.synthetic_trace`): arrivals and lengths.
+
+    ``cv`` belongs to gamma arrivals, ``on_s`` and ``off_s`` to on-off ones, the means (and ``sigma``, lognormal) to
+    fixed and lognormal lengths; ``empirical`` lengths are drawn from the workload's trace.
+    """
+
+    requests: PositiveInt = 10_000
+    arrivals: Literal["poisson", "gamma", "onoff"] = "poisson"
+    rate: Positive = 5.0
+    cv: Positive | None = None
+    on_s: Positive | None = None
+    off_s: Positive | None = None
+    lengths: Literal["fixed", "lognormal", "empirical"] = "lognormal"
+    prompt_mean: Positive | None = None
+    output_mean: Positive | None = None
+    sigma: Positive | None = None
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _no_idle_option(self) -> SyntheticSection:
+        needs = {
+            "cv": self.arrivals == "gamma",
+            "on_s": self.arrivals == "onoff",
+            "off_s": self.arrivals == "onoff",
+            "prompt_mean": self.lengths != "empirical",
+            "output_mean": self.lengths != "empirical",
+            "sigma": self.lengths == "lognormal",
+        }
+        for name, needed in needs.items():
+            if needed != (getattr(self, name) is not None):
+                kind = f"arrivals = '{self.arrivals}', lengths = '{self.lengths}'"
+                raise ValueError(f"'{name}' is {'missing for' if needed else 'not used by'} {kind}")
+        return self
+
+
+class WorkloadSection(_Section):
+    """Lengths and arrivals: a trace (shipped name or file), a synthetic workload, or synthetic arrivals with a
+    trace's lengths. `sort` and `drop_zero` are the reader's explicit repairs."""
+
+    trace: str | None = None
+    window_s: tuple[NotNegative, Positive] | None = None
+    order: Literal["shuffled", "trace"] = "shuffled"
+    sort: bool = False
+    drop_zero: bool = False
+    synthetic: SyntheticSection | None = None
+
+    @model_validator(mode="after")
+    def _source(self) -> WorkloadSection:
+        empirical = self.synthetic is not None and self.synthetic.lengths == "empirical"
+        if self.trace is None and (self.synthetic is None or empirical):
+            raise ValueError("a trace is missing (a shipped name or a file)")
+        if self.trace is None and (self.sort or self.drop_zero):
+            raise ValueError("'sort' and 'drop_zero' repair a trace; there is none")
+        if self.trace is not None and self.synthetic is not None and not empirical:
+            raise ValueError("a trace beside a synthetic workload is used by lengths = 'empirical' only")
+        return self
+
+
+class LoadSection(_Section):
+    """Closed loop: `users`; open loop: `rate_scales` times the trace's own rate, `requests` issued."""
+
+    users: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (
+        1,
+        8,
+        16,
+        32,
+        64,
+        96,
+        128,
+        160,
+        192,
+        224,
+        256,
+    )
+    think_s: NotNegative = 0.0
+    stagger_s: NotNegative = 2.0
+    warmup_per_user: PositiveInt = MIN_WARMUP
+    scored_min: PositiveInt = 200
+    scored_per_user: PositiveInt = 4
+    rate_scales: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0)
+    requests: PositiveInt | None = 1000
+    edge_fraction: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
+    window_s: Positive = 2.0
+
+
+class MeasureSection(_Section):
+    """`steady`: warm-up discarded, population full; `whole-run`: a benchmark client, ramp and drain included."""
+
+    mode: Literal["steady", "whole-run"] = "steady"
+    seeds: PositiveInt = 5
+
+
+class SloSection(_Section):
+    """Latency targets for goodput."""
+
+    ttft_ms: Positive | None = None
+    tpot_ms: Positive | None = None
+
+
+class ArmSection(_Section):
+    """Drafter + policy + block size."""
+
+    name: Annotated[str, Field(min_length=1)]
+    policy: str
+    drafter: str = "dspark"
+    gamma: Annotated[int, Field(ge=0, le=64)] | None = None
+
+
+#: Draft costs in passes of the profiled drafter: DSpark's and DFlash's block in one, an autoregressive head a layer
+#: of three a token (assumed).
+DEFAULT_DRAFTERS = {
+    "dspark": DrafterSection(),
+    "dflash": DrafterSection(),
+    "mtp": DrafterSection(passes="token", cost_scale=1 / 3, cost_note="assumed"),
+    "eagle3": DrafterSection(passes="token", cost_scale=1 / 3, cost_note="assumed"),
+}
+
+
+class Scenario(_Section):
+    """A whole study: one engine and workload, several arms and loads. See `docs/scenarios.md`."""
+
+    name: Annotated[str, Field(min_length=1)]
+    cost: CostSection = CostSection()
+    cluster: ClusterSection = ClusterSection()
+    drafts: DraftsSection = DraftsSection()
+    drafters: dict[str, DrafterSection] = DEFAULT_DRAFTERS
+    workload: WorkloadSection
+    load: LoadSection = LoadSection()
+    measure: MeasureSection = MeasureSection()
+    slo: SloSection = SloSection()
+    arms: Annotated[tuple[ArmSection, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Scenario:
+        names = [arm.name for arm in self.arms]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two arms are called '{name}'")
+        for arm in self.arms:
+            if self.gamma(arm) and arm.drafter not in self.drafters:
+                raise ValueError(
+                    f"arm '{arm.name}': no drafter '{arm.drafter}', expected one of {', '.join(self.drafters)}"
+                )
+        if self.measure.mode == "steady" and self.load.warmup_per_user < MIN_WARMUP:
+            raise ValueError(f"a steady measurement discards at least {MIN_WARMUP} requests a user")
+        return self
+
+    def arm(self, name: str) -> ArmSection:
+        """The arm of that name."""
+        for arm in self.arms:
+            if arm.name == name:
+                return arm
+        known = ", ".join(arm.name for arm in self.arms)
+        raise InputError("unknown arm", field="arm", value=name, expected=f"one of {known}")
+
+    def gamma(self, arm: ArmSection) -> int:
+        """Block size of an arm."""
+        return self.drafts.gamma if arm.gamma is None else arm.gamma
+
+    def scored(self, users: int) -> int:
+        """Scored requests of a closed loop."""
+        return max(self.load.scored_min, self.load.scored_per_user * users)
+
+    def canonical(self) -> dict[str, Any]:
+        """Plain nested dict without absent values: what is saved and hashed."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+# -- reading ---------------------------------------------------------------------------------------------
+
+
+def scenario_path(name_or_path: str | Path) -> Path:
+    """A file, or a scenario shipped with the experiments (``decode-node``, ``colocated``)."""
+    path = Path(name_or_path)
+    if path.is_file():
+        return path
+    shipped = resources.files("experiments") / "scenarios"
+    candidate = Path(str(shipped / f"{name_or_path}.toml"))
+    if candidate.is_file():
+        return candidate
+    known = sorted(p.name.removesuffix(".toml") for p in shipped.iterdir() if p.name.endswith(".toml"))
+    raise InputError("scenario not found", file=path, expected=f"a TOML file or one of {', '.join(known)}")
+
+
+def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
+    """Read and validate a scenario.
+
+    Parameters
+    ----------
+    name_or_path
+        TOML file, or the name of a shipped scenario.
+    overrides
+        ``KEY=VALUE`` with dotted keys (``load.users=[1, 8]``, ``cost.fit=roofline``); values are TOML, or text.
+
+    Raises
+    ------
+    InputError
+        With file, line, field, value and expectation.
+    """
+    path = scenario_path(name_or_path)
+    text = path.read_text(encoding="utf-8")
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line = re.search(r"line (\d+)", str(error))
+        raise InputError(f"is not TOML ({error})", file=path, line=int(line[1]) if line else None) from None
+    for override in overrides:
+        _override(raw, override)
+    scenario = parse_scenario(raw, path, text)
+    return _resolve_files(scenario, path.parent)
+
+
+def parse_scenario(raw: Mapping[str, Any], file: str | Path | None = None, text: str = "") -> Scenario:
+    """Validate a nested dict. `file` and `text` serve the error's location."""
+    try:
+        # Lists of TOML become tuples: the scenario is immutable.
+        return Scenario.model_validate(_tuples(raw))
+    except ValidationError as error:
+        first = error.errors()[0]
+        location = first["loc"]
+        message = first["msg"].removeprefix("Value error, ")
+        unknown = first["type"] == "extra_forbidden"
+        raise InputError(
+            "unknown key" if unknown else None if first["type"] != "value_error" else message,
+            file=file,
+            line=_line_of(text, location),
+            field=".".join(str(part) for part in location) or None,
+            value=None if first["type"] in ("value_error", "missing") else first["input"],
+            expected=_known_keys(location) if unknown else None if first["type"] == "value_error" else message,
+        ) from None
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _tuples(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return tuple(_tuples(item) for item in value)
+    return value
+
+
+def _known_keys(location: Sequence[int | str]) -> str | None:
+    model: Any = Scenario
+    for part in location[:-1]:
+        if isinstance(part, int) or not isinstance(model, type) or not issubclass(model, BaseModel):
+            continue
+        field = model.model_fields.get(part)
+        model = _section_of(field.annotation) if field else None
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        return "one of " + ", ".join(model.model_fields)
+    return None
+
+
+def _section_of(annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for inner in getattr(annotation, "__args__", ()):
+        found = _section_of(inner)
+        if found is not None:
+            return found
+    return None
+
+
+def _line_of(text: str, location: Sequence[int | str]) -> int | None:
+    """Line of a key in TOML text (1-based): its own line, or that of the table it belongs to."""
+    keys = [str(part) for part in location if not isinstance(part, int)]
+    index = next((part for part in location if isinstance(part, int)), 0)
+    table: list[str] = []
+    seen: dict[str, int] = {}
+    best: int | None = None
+    for number, line in enumerate(text.splitlines(), start=1):
+        header = re.match(r"\s*(\[\[?)\s*([^\]]+?)\s*\]", line)
+        if header:
+            table = [part.strip().strip('"') for part in header[2].split(".")]
+            if header[1] == "[[":
+                seen[header[2]] = seen.get(header[2], -1) + 1
+            if table == keys[: len(table)] and seen.get(header[2], index) == index:
+                best = number
+            continue
+        key = re.match(r'\s*"?([\w.-]+)"?\s*=', line)
+        if key and [*table, *key[1].split(".")] == keys[: len(table) + len(key[1].split("."))]:
+            if table and seen.get(".".join(table), index) != index:
+                continue
+            return number
+    return best
+
+
+def _override(raw: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise InputError(field="--set", value=override, expected="KEY=VALUE, e.g. load.users=[1, 8]")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    node: Any = raw
+    parts = key.strip().split(".")
+    for i, part in enumerate(parts):
+        last = i == len(parts) - 1
+        if isinstance(node, list):
+            if not part.isdigit() or int(part) >= len(node):
+                raise InputError(field="--set", value=key, expected=f"an index below {len(node)} in place of '{part}'")
+            if last:
+                node[int(part)] = value
+            else:
+                node = node[int(part)]
+        elif isinstance(node, dict):
+            if last:
+                node[part] = value
+            else:
+                node = node.setdefault(part, {})
+        else:
+            raise InputError(field="--set", value=key, expected=f"'{parts[i - 1]}' is a value, not a section")
+
+
+def _resolve_files(scenario: Scenario, folder: Path) -> Scenario:
+    """Make the paths of banks, traces, profiles and policy files absolute (relative to the scenario's folder)."""
+
+    def absolute(text: str) -> str:
+        name, _, rest = text.partition(":")
+        for base in (folder, Path()):
+            if name and (base / name).is_file():
+                return str((base / name).resolve()) + (f":{rest}" if rest else "")
+        return text
+
+    raw = scenario.model_dump(mode="python")
+    raw["cost"]["profile"] = absolute(raw["cost"]["profile"])
+    if raw["workload"]["trace"] is not None:
+        raw["workload"]["trace"] = absolute(raw["workload"]["trace"])
+    for drafter in raw["drafters"].values():
+        if drafter["bank"] is not None:
+            drafter["bank"] = absolute(drafter["bank"])
+    for arm in raw["arms"]:
+        if ".py:" in arm["policy"]:
+            arm["policy"] = absolute(arm["policy"])
+    return Scenario.model_validate(raw)

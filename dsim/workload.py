@@ -1,0 +1,141 @@
+"""Which request comes next: a numbered sequence drawn from a trace, and when each is issued.
+
+The i-th request of a seed is the same whatever the policy, the load, the replica or the order of completions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dsim.drafts.luck import uniform
+from dsim.errors import InputError
+from traces import Trace
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """N users, each with one request at a time.
+
+    Parameters
+    ----------
+    users
+        Concurrent users.
+    think_s
+        Pause between a user's last token and the next request, seconds.
+    stagger_s
+        The first requests are spread evenly over this time.
+    warmup_per_user
+        Requests a user that are discarded before scoring starts (at least 3 in a steady measurement).
+    scored
+        Requests that are scored.
+    steady
+        True: the population is kept full until the last scored request ends. False: a benchmark client that
+        issues exactly ``scored`` requests, ramp and drain included.
+    """
+
+    users: int
+    think_s: float = 0.0
+    stagger_s: float = 0.0
+    warmup_per_user: int = 3
+    scored: int = 200
+    steady: bool = True
+
+    @property
+    def first_scored(self) -> int:
+        """Number of the first scored request."""
+        return self.users * self.warmup_per_user if self.steady else 0
+
+
+@dataclass(frozen=True)
+class OpenLoop:
+    """Arrivals at the trace's own times, whatever the server does.
+
+    Parameters
+    ----------
+    requests
+        How many are issued.
+    warmup, cooldown
+        Requests at the start and at the end that are not scored.
+    """
+
+    requests: int
+    warmup: int = 0
+    cooldown: int = 0
+
+    @property
+    def scored(self) -> int:
+        """Requests that are scored."""
+        return self.requests - self.warmup - self.cooldown
+
+
+class RequestStream:
+    """The numbered sequence: prompt, output, domain and (open loop) arrival of request i.
+
+    Parameters
+    ----------
+    trace
+        Where lengths and arrivals come from.
+    domain_weights
+        Relative weights of the draft source's domains, in its order.
+    order_seed, domain_seed
+        Seeds of the two streams.
+    order
+        ``"shuffled"``: a permutation of the rows; ``"trace"``: the rows in order.
+    offset
+        ``True``: start at a row drawn by the order seed (the sequence wraps around).
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        domain_weights: tuple[float, ...],
+        *,
+        order_seed: int,
+        domain_seed: int,
+        order: str = "shuffled",
+        offset: bool = False,
+    ) -> None:
+        rows = len(trace)
+        rng = np.random.default_rng(order_seed)
+        index = rng.permutation(rows) if order == "shuffled" else np.arange(rows)
+        if offset:
+            index = np.roll(index, -int(rng.integers(rows)))
+        weights = np.asarray(domain_weights, dtype=np.float64)
+        if weights.size == 0 or np.any(weights < 0) or not weights.sum() > 0:
+            raise InputError(field="domains", value=list(domain_weights), expected="weights >= 0 with a sum > 0")
+        self._edges = np.cumsum(weights / weights.sum())[:-1]
+        self._domain_seed = domain_seed
+        self._prompt: list[int] = trace.prompt_tokens[index].tolist()
+        self._output: list[int] = trace.output_tokens[index].tolist()
+        self._domain: list[int] = []
+        self._rows = rows
+        # Arrivals keep their gaps when the start is moved; the wrap-around gap is the mean one.
+        gaps = np.diff(trace.arrival_s, append=trace.arrival_s[-1] + _mean_gap(trace.arrival_s))
+        start = np.concatenate([[0.0], np.cumsum(gaps[index])[:-1]]) if order == "trace" else trace.arrival_s
+        self._arrival_ns: list[int] = np.rint(start * 1e9).astype(np.int64).tolist()
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def lengths(self, i: int) -> tuple[int, int]:
+        """Prompt and output tokens of request i."""
+        row = i % self._rows
+        return self._prompt[row], self._output[row]
+
+    def domain(self, i: int) -> int:
+        """Index of the domain of request i."""
+        while i >= len(self._domain):
+            n = len(self._domain)
+            u = uniform(self._domain_seed, np.arange(n, n + 1024))
+            self._domain.extend(np.searchsorted(self._edges, u, side="right").tolist())
+        return self._domain[i]
+
+    def arrival_ns(self, i: int) -> int:
+        """When request i arrives in an open loop, from the first one's arrival."""
+        return self._arrival_ns[i]
+
+
+def _mean_gap(arrival_s: np.ndarray) -> float:
+    return float(arrival_s[-1] - arrival_s[0]) / max(1, arrival_s.size - 1)

@@ -1,0 +1,312 @@
+"""What all experiments share: the command line, output that is whole or absent, tables and CSV files."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import resources
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+import joblib
+import numpy as np
+import pandas as pd
+
+from dsim.errors import InputError
+
+DEFAULT_SCENARIO = "decode-node"
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line and exit code 2, like those of `run_main`."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} (--help shows the options)\n")
+
+
+def parser(
+    description: str, *, seeds: int = 5, out: str = "results", scenario: str = DEFAULT_SCENARIO
+) -> argparse.ArgumentParser:
+    """The options that every experiment has; a script adds its own.
+
+    Parameters
+    ----------
+    description
+        What the experiment answers.
+    seeds, out, scenario
+        Defaults of the options of those names.
+
+    Returns
+    -------
+    ArgumentParser
+        Parsed options: ``scenario`` (Path), ``seeds`` and ``jobs`` (int >= 1), ``out`` (Path), ``quick``
+        (bool), ``overrides`` (dict of dotted scenario key to value, from ``--set``).
+    """
+    made = _Parser(description=description)
+    made.add_argument(
+        "--scenario",
+        metavar="FILE",
+        type=_argument(scenario_path),
+        default=scenario,
+        help="scenario file (TOML), or the name of a shipped one (default: %(default)s)",
+    )
+    for option, default, text in (("--seeds", seeds, "replications"), ("--jobs", joblib.cpu_count(), "processes")):
+        made.add_argument(option, metavar="N", type=positive_int, default=default, help=f"{text} (default: {default})")
+    made.add_argument(
+        "--out", metavar="DIR", type=Path, default=Path(out), help="folder for the results (default: %(default)s)"
+    )
+    made.add_argument("--quick", action="store_true", help="a smaller grid, to see whether it works")
+    made.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        dest="overrides",
+        action=_Overrides,
+        default={},
+        help="change one key of the scenario; may be repeated",
+    )
+    return made
+
+
+def positive_int(text: str) -> int:
+    """An option's value as an integer >= 1 (an argparse type)."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"got '{text}', expected an integer >= 1")
+    return value
+
+
+def _argument(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    def converted(text: str) -> Any:
+        try:
+            return convert(text)
+        except InputError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return converted
+
+
+def scenario_path(text: str) -> Path:
+    """The file of a scenario, given its path or the name of a shipped one (``colocated``).
+
+    Raises
+    ------
+    InputError
+        Neither a file nor a shipped name; the shipped ones are listed.
+    """
+    path = Path(text)
+    if path.is_file():
+        return path
+    folder = Path(str(resources.files("experiments").joinpath("scenarios")))
+    shipped = {file.stem: file for file in sorted(folder.glob("*.toml"))}
+    if text.removesuffix(".toml") in shipped:
+        return shipped[text.removesuffix(".toml")]
+    raise InputError(
+        "scenario not found", file=path, expected=f"a TOML file or one of {', '.join(shipped) or '(none)'}"
+    )
+
+
+class _Overrides(argparse.Action):
+    """``--set a.b=3`` collected as {"a.b": 3}."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        try:
+            key, value = parse_override(values)
+        except InputError as error:
+            raise argparse.ArgumentError(self, str(error)) from error
+        found = dict(getattr(namespace, self.dest))
+        if key in found:
+            raise argparse.ArgumentError(self, f"'{key}' is set twice")
+        setattr(namespace, self.dest, {**found, key: value})
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """``KEY=VALUE`` with a dotted key; the value is read as TOML, or as plain text where it is not TOML.
+
+    Examples
+    --------
+    >>> parse_override("cluster.max_sequences=256")
+    ('cluster.max_sequences', 256)
+    >>> parse_override("cost.model=roofline")
+    ('cost.model', 'roofline')
+    """
+    key, equals, value = (part.strip() for part in text.partition("="))
+    good = all(part.replace("-", "_").isidentifier() for part in key.split("."))
+    if not equals or not good or not value:
+        raise InputError(value=text, expected="KEY=VALUE with a dotted key, such as cluster.max_sequences=256")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+@contextmanager
+def staged_output(out_dir: str | Path) -> Iterator[Path]:
+    """Collect result files, and put them into `out_dir` only when all of them are there.
+
+    The block writes below the path it is given, a hidden folder in `out_dir` itself (so that the final
+    renames stay on one file system even where `out_dir` is a mount). When the block ends, each file is renamed into
+    place and replaces one of the same name; other files of `out_dir` stay. When it raises, everything it wrote is
+    removed, and so are the folders that were made for it.
+
+    Raises
+    ------
+    InputError
+        `out_dir` (or a folder above it) is a file, cannot be written, or holds a folder where a result file
+        should go (or the reverse).
+    """
+    out = Path(out_dir)
+    made = _make_folders(out)
+    try:
+        try:
+            stage = Path(tempfile.mkdtemp(prefix=".partial-", dir=out))
+        except OSError as error:
+            raise _unusable(out, error) from error
+        try:
+            # mkdtemp folders are private; results get the usual permissions.
+            (stage / "files").mkdir()
+            yield stage / "files"
+            _move_all(stage / "files", out)
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+    except BaseException:
+        _remove_empty(made)
+        raise
+
+
+def _make_folders(out: Path) -> list[Path]:
+    """Create `out` and what is missing above it; returns what was created, outermost first."""
+    made: list[Path] = []
+    try:
+        missing = []
+        folder = out
+        while not folder.exists():
+            missing.append(folder)
+            folder = folder.parent
+        if not folder.is_dir():
+            raise InputError("is a file", file=folder, field="--out", expected="a folder for the results")
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)
+            made.append(folder)
+    except OSError as error:
+        _remove_empty(made)
+        raise _unusable(out, error) from error
+    return made
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Remove folders, innermost first, as far as they are empty."""
+    for folder in reversed(folders):
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _unusable(out: Path, error: OSError) -> InputError:
+    return InputError(
+        f"cannot be written ({error.strerror})", file=out, field="--out", expected="a folder for the results"
+    )
+
+
+def _move_all(stage: Path, out: Path) -> None:
+    files = sorted(path for path in stage.rglob("*") if path.is_file())
+    moves = [(file, out / file.relative_to(stage)) for file in files]
+    for _, target in moves:  # all checks before the first move
+        if target.is_dir():
+            raise InputError("is a folder", file=target, field="--out", expected="a file to replace")
+        above = next(folder for folder in target.parents if folder.exists())
+        if not above.is_dir():
+            raise InputError("is a file", file=above, field="--out", expected="a folder")
+    for file, target in moves:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(file, target)
+
+
+def run_main(main: Callable[[], int | None]) -> NoReturn:
+    """Run an experiment's `main` and end the process with the right exit code.
+
+    0 (or what `main` returns), 2 after one ``error: ...`` line for bad input, 130 when interrupted. Anything
+    else is a defect and keeps its traceback.
+    """
+    try:
+        code = main()
+    except InputError as error:
+        print("error: " + " ".join(str(error).split()), file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(code or 0)
+
+
+def write_csv(df: pd.DataFrame, path: str | Path) -> None:
+    """Write a table whose bytes depend on its values only.
+
+    Floats have the shortest text that reads back as the same number, lines end with a bare newline, missing values
+    are empty, the index is left out.
+    """
+    Path(path).write_bytes(df.to_csv(index=False, lineterminator="\n").encode("utf-8"))
+
+
+def format_table(df: pd.DataFrame, digits: int = 4) -> str:
+    """A table to read: aligned columns, numbers with about `digits` significant digits, ``-`` for no value.
+
+    All numbers of a column have the same decimals, chosen for its largest, so that they line up; one that
+    would be rounded to nothing is shown with two digits of its own.
+
+    Examples
+    --------
+    >>> print(format_table(pd.DataFrame({"arm": ["a", "bb"], "ms": [1.23456, 100.0]})))
+    arm     ms
+    a      1.2
+    bb   100.0
+    """
+    columns = []
+    for name in df.columns:
+        cells = _cells(df[name], digits)
+        numeric = pd.api.types.is_numeric_dtype(df[name]) and not pd.api.types.is_bool_dtype(df[name])
+        width = max(len(text) for text in (str(name), *cells))
+        columns.append([f"{text:>{width}}" if numeric else f"{text:<{width}}" for text in (str(name), *cells)])
+    return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
+
+
+def _cells(column: pd.Series, digits: int) -> list[str]:
+    if pd.api.types.is_bool_dtype(column):
+        return ["yes" if value else "no" for value in column]
+    if not pd.api.types.is_float_dtype(column):
+        return ["-" if pd.isna(value) else " ".join(str(value).split()) for value in column]
+    values = column.to_numpy(dtype=np.float64, na_value=np.nan)
+    finite = np.abs(values[np.isfinite(values)])
+    if finite.size and (finite == np.round(finite)).all() and finite.max() < 10**digits:
+        decimals = 0  # counts that became floats because some are missing
+    else:
+        largest = finite.max(initial=0.0)
+        decimals = 0 if largest == 0 else int(np.clip(digits - 1 - np.floor(np.log10(largest)), 0, 8))
+    return [_cell(float(value), decimals) for value in values]
+
+
+def _cell(value: float, decimals: int) -> str:
+    if np.isnan(value):
+        return "-"
+    text = f"{value:.{decimals}f}"
+    if value != 0 and float(text) == 0:
+        return f"{value:.1e}"
+    return text.removeprefix("-") if float(text) == 0 else text
+
+
+def print_table(df: pd.DataFrame, *, digits: int = 4, file: TextIO | None = None) -> None:
+    """Print `format_table` (to standard output unless `file` says otherwise)."""
+    print(format_table(df, digits), file=file)

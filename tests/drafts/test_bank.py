@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dsim.drafts import BankHeader, make_bank, read_bank, recalibrated, write_bank
+from dsim.errors import InputError
+
+HEADER = BankHeader(
+    gamma=3,
+    kind="recorded",
+    drafter="tiny",
+    target="tiny-target",
+    source="test",
+    licence="Apache-2.0",
+    domains=("code", "chat"),
+    logit_low=-10.0,
+    logit_high=10.0,
+    temperatures=(1.0, 1.0, 1.0),
+)
+
+
+def small_bank(**changes):
+    rng = np.random.default_rng(0)
+    arrays = {
+        "confidence_logit": rng.normal(0, 2, (40, 3)),
+        "alpha": rng.random((40, 3)),
+        "accepted": rng.integers(0, 4, 40),
+        "bounds": np.array([0, 10, 25, 40]),
+        "domain": np.array([0, 1, 1]),
+    }
+    header = changes.pop("header", HEADER)
+    return make_bank(header, **(arrays | changes))
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DSIM_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def test_round_trip_is_exact_and_memory_mapped(tmp_path):
+    bank = small_bank()
+    write_bank(bank, tmp_path / "b.npz")
+    back = read_bank(tmp_path / "b.npz")
+    assert back.header == bank.header
+    for name in ("confidence", "confidence_bytes", "alpha_bytes", "accepted", "bounds", "domain"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(bank, name))
+    assert isinstance(back.confidence.base, np.memmap)
+    assert not back.confidence.flags.writeable
+    assert [p.name for p in tmp_path.glob("*.tmp")] == []
+
+
+def test_a_second_read_comes_from_the_cache(tmp_path):
+    write_bank(small_bank(), tmp_path / "b.npz")
+    read_bank(tmp_path / "b.npz")
+    unpacked = list((tmp_path / "cache" / "banks").iterdir())
+    assert len(unpacked) == 1
+    stamp = (unpacked[0] / "confidence.npy").stat().st_mtime_ns
+    read_bank(tmp_path / "b.npz")
+    assert (unpacked[0] / "confidence.npy").stat().st_mtime_ns == stamp
+
+
+def test_an_unwritable_cache_is_no_obstacle(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DSIM_CACHE_DIR", str(tmp_path / "file"))
+    write_bank(small_bank(), tmp_path / "b.npz")
+    assert read_bank(tmp_path / "b.npz").accepted.shape == (40,)
+
+
+def test_quantization_is_within_half_a_unit():
+    rng = np.random.default_rng(1)
+    logit, alpha = rng.uniform(-9, 9, (40, 3)), rng.random((40, 3))
+    bank = small_bank(confidence_logit=logit, alpha=alpha)
+    assert np.max(np.abs(bank.alpha - alpha)) <= 0.5 / 255 + 1e-6
+    restored = np.log(bank.confidence / (1 - bank.confidence.astype(np.float64)))
+    assert np.max(np.abs(restored - logit)) <= 0.5 * 20 / 255 + 1e-3
+
+
+def test_recalibration_divides_the_logits_by_position():
+    bank = small_bank(confidence_logit=np.full((40, 3), 2.0))
+    cooled = recalibrated(bank, (1.0, 2.0, 4.0))
+    stored = -10 + float(bank.confidence_bytes[0, 0]) * 20 / 255
+    np.testing.assert_allclose(cooled.confidence[0], 1 / (1 + np.exp(-stored / np.array([1, 2, 4]))), rtol=1e-6)
+    with pytest.raises(InputError, match="3 finite numbers > 0"):
+        recalibrated(bank, (1.0, 0.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"accepted": np.full(40, 4)}, "accepted"),
+        ({"bounds": np.array([0, 10, 25, 39])}, "bounds"),
+        ({"bounds": np.array([0, 36, 40]), "domain": np.array([0, 1])}, "bounds"),
+        ({"domain": np.array([0, 1, 2])}, "domain"),
+        ({"domain": np.array([0, 0, 0])}, "domain"),
+        ({"alpha": np.zeros((40, 2))}, "alpha_bytes"),
+        ({"header": replace(HEADER, kind="guessed")}, "kind"),
+        ({"header": replace(HEADER, temperatures=(1.0, 1.0))}, "temperatures"),
+        ({"header": replace(HEADER, domains=("code", "code"))}, "domains"),
+    ],
+)
+def test_arrays_out_of_shape_or_range_are_named(changes, field):
+    with pytest.raises(InputError) as caught:
+        small_bank(**changes)
+    assert caught.value.field == field
+
+
+def _rewrite(path, **members):
+    with np.load(path) as archive:
+        content = {name: archive[name] for name in archive.files}
+    content |= members
+    np.savez_compressed(path, **{name: value for name, value in content.items() if value is not None})
+
+
+def _header(path, **changes):
+    with np.load(path) as archive:
+        header = json.loads(archive["header"].tobytes())
+    header |= changes
+    text = json.dumps({k: v for k, v in header.items() if v is not None})
+    _rewrite(path, header=np.frombuffer(text.encode(), dtype=np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda p: p.write_bytes(p.read_bytes()[:200]), "is not a readable bank"),
+        (lambda p: p.write_bytes(b"not a bank"), "is not a readable bank"),
+        (lambda p: _rewrite(p, alpha=None), "field 'alpha': missing array"),
+        (lambda p: _rewrite(p, accepted=np.zeros(40)), "field 'accepted': got 'float64', expected uint8"),
+        (lambda p: _header(p, version=2), "field 'version': got 2, expected 1"),
+        (lambda p: _header(p, format="other"), "field 'format': got 'other'"),
+        (lambda p: _header(p, surprise=1), "field 'surprise': unknown key"),
+        (lambda p: _header(p, gamma=None), "field 'gamma': missing key"),
+        (lambda p: _rewrite(p, header=np.frombuffer(b"{", dtype=np.uint8)), "field 'header': is not JSON"),
+        (lambda p: _rewrite(p, alpha=np.array([object()], dtype=object)), "is not a readable bank"),
+    ],
+)
+def test_damaged_files_raise_one_clear_error(tmp_path, damage, message):
+    path = tmp_path / "b.npz"
+    write_bank(small_bank(), path)
+    damage(path)
+    with pytest.raises(InputError, match=message) as caught:
+        read_bank(path)
+    assert caught.value.file == str(path)
+
+
+def test_a_missing_bank_is_named(tmp_path):
+    with pytest.raises(InputError, match="bank not found"):
+        read_bank(tmp_path / "none.npz")

@@ -1,0 +1,293 @@
+"""The experiments' shared parts: options, whole-or-absent output, exit codes, tables."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsim.errors import InputError
+from experiments._common import (
+    format_table,
+    parse_override,
+    parser,
+    print_table,
+    run_main,
+    scenario_path,
+    staged_output,
+    write_csv,
+)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def write(out: Path, files: list[str], error: BaseException | None = None) -> None:
+    with staged_output(out) as stage:
+        for file in files:
+            (stage / file).parent.mkdir(exist_ok=True)
+            (stage / file).write_text("new")
+        if error is not None:
+            raise error
+
+
+def test_defaults_and_types(tmp_path: Path) -> None:
+    args = parser("What it answers.", seeds=10, out="results/ab").parse_args([])
+    assert (args.seeds, args.quick, args.overrides, args.out) == (10, False, {}, Path("results/ab"))
+    assert args.jobs >= 1
+    assert args.scenario.name == "decode-node.toml"
+    file = tmp_path / "mine.toml"
+    file.write_text("")
+    options = ["--scenario", str(file), "--seeds", "3", "--jobs", "2", "--out", "x", "--quick"]
+    args = parser("d").parse_args([*options, "--set", "a.b=3", "--set", "name=roof line"])
+    assert (args.scenario, args.seeds, args.jobs, args.out, args.quick) == (file, 3, 2, Path("x"), True)
+    assert args.overrides == {"a.b": 3, "name": "roof line"}
+    assert parser("d").parse_args([]).overrides == {}  # nothing is kept from the call before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--seeds", "0"], "argument --seeds: got '0', expected an integer >= 1"),
+        (["--seeds", "2.5"], "argument --seeds: got '2.5', expected an integer >= 1"),
+        (["--jobs", "-1"], "argument --jobs: got '-1', expected an integer >= 1"),
+        (["--set", "novalue"], "expected KEY=VALUE"),
+        (["--set", "a=1", "--set", "a=2"], "'a' is set twice"),
+        (["--scenario", "absent.toml"], "scenario not found"),
+        (["--unknown"], "unrecognized arguments: --unknown"),
+    ],
+)
+def test_bad_options_are_one_line_and_exit_code_2(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parser("d").parse_args(options)
+    assert stop.value.code == 2
+    text = capsys.readouterr().err
+    assert text.startswith("error: ")
+    assert text.count("\n") == 1
+    assert message in text
+
+
+def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parser("What it answers.").parse_args(["--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert all(
+        option in text
+        for option in ("What it answers.", "--scenario", "--seeds", "--jobs", "--out", "--quick", "--set")
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a=1", ("a", 1)),
+        ("a.b-c = 2.5", ("a.b-c", 2.5)),
+        ("a=true", ("a", True)),
+        ("a=[1, 2]", ("a", [1, 2])),
+        ('a="1"', ("a", "1")),
+        ("policy=dspark:lag=2", ("policy", "dspark:lag=2")),
+    ],
+)
+def test_override_values_are_toml_or_text(text: str, expected: tuple[str, object]) -> None:
+    assert parse_override(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "a", "=1", "a=", "a b=1", "a..b=1", "1a=2", ".=1"])
+def test_malformed_overrides_are_errors(text: str) -> None:
+    with pytest.raises(InputError):
+        parse_override(text)
+
+
+def test_shipped_scenarios_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert scenario_path("decode-node").is_file()
+    assert scenario_path("decode-node") == scenario_path("decode-node.toml")
+    with pytest.raises(InputError, match=r"absent.*decode-node"):
+        scenario_path("absent")
+
+
+def test_staged_output_moves_all_files_at_the_end(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out"
+    with staged_output(out) as stage:
+        (stage / "a.csv").write_text("1")
+        (stage / "sub").mkdir()
+        (stage / "sub" / "b.csv").write_text("2")
+        assert not (out / "a.csv").exists()
+    assert names(out) == ["a.csv", "sub", "sub/b.csv"]
+    assert (out / "sub" / "b.csv").read_text() == "2"
+
+
+def test_staged_output_replaces_its_own_files_and_keeps_others(tmp_path: Path) -> None:
+    (tmp_path / "old.csv").write_text("old")
+    (tmp_path / "a.csv").write_text("old")
+    with staged_output(tmp_path) as stage:
+        (stage / "a.csv").write_text("new")
+    assert names(tmp_path) == ["a.csv", "old.csv"]
+    assert (tmp_path / "a.csv").read_text() == "new"
+    assert (tmp_path / "old.csv").read_text() == "old"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), InputError("bad"), KeyboardInterrupt()])
+def test_nothing_partial_is_left_after_a_failure(tmp_path: Path, error: BaseException) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "a.csv").write_text("old")
+    for out in (kept, tmp_path / "new" / "out"):
+        with pytest.raises(type(error)):
+            write(out, ["a.csv", "b.csv"], error)
+    assert names(tmp_path) == ["kept", "kept/a.csv"]
+    assert (kept / "a.csv").read_text() == "old"
+
+
+def test_a_file_in_the_way_is_an_error_before_anything_moves(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    for out in (file, file / "below"):
+        with pytest.raises(InputError, match="is a file"), staged_output(out):
+            pytest.fail("the block must not run")
+    (tmp_path / "out" / "z.csv").mkdir(parents=True)
+    with pytest.raises(InputError, match="is a folder"):
+        write(tmp_path / "out", ["a.csv", "z.csv"])
+    assert names(tmp_path / "out") == ["z.csv"]
+    (tmp_path / "out2").mkdir()
+    (tmp_path / "out2" / "sub").write_text("x")
+    with pytest.raises(InputError, match="is a file"):
+        write(tmp_path / "out2", ["a.csv", "sub/b.csv"])
+    assert names(tmp_path / "out2") == ["sub"]
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    # Simulated: as root no folder refuses.
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    with pytest.raises(InputError, match=r"--out.*Permission denied"), staged_output(tmp_path / "new"):
+        pytest.fail("the block must not run")
+    monkeypatch.undo()
+    assert names(tmp_path) == []
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(InputError, match="Permission denied"), staged_output(tmp_path / "new"):
+        pytest.fail("the block must not run")
+    monkeypatch.undo()
+    if os.geteuid() != 0:
+        tmp_path.chmod(0o500)
+        with pytest.raises(InputError, match="Permission denied"), staged_output(tmp_path):
+            pytest.fail("the block must not run")
+        tmp_path.chmod(0o700)
+
+
+def test_results_have_the_usual_permissions(tmp_path: Path) -> None:
+    with staged_output(tmp_path / "out") as stage:
+        (stage / "sub").mkdir()
+        (stage / "sub" / "a").write_text("")
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    assert (tmp_path / "out").stat().st_mode == plain.stat().st_mode
+    assert (tmp_path / "out" / "sub").stat().st_mode == plain.stat().st_mode
+
+
+def raising(error: BaseException | None, code: int | None = None) -> int | None:
+    if error is not None:
+        raise error
+    return code
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "expected", "message"),
+    [
+        (None, None, 0, ""),
+        (None, 3, 3, ""),
+        (
+            InputError(file="a.csv", line=3, field="tokens", value=-1, expected="an\ninteger"),
+            None,
+            2,
+            "error: a.csv, line 3, field 'tokens': got -1, expected an integer\n",
+        ),
+        (KeyboardInterrupt(), None, 130, "interrupted\n"),
+    ],
+)
+def test_run_main_exit_codes(
+    error: BaseException | None, code: int | None, expected: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run_main(lambda: raising(error, code))
+    assert stop.value.code == expected
+    assert capsys.readouterr().err == message
+
+
+def test_run_main_does_not_hide_defects() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_main(lambda: 1 // 0)
+
+
+def test_a_script_ends_with_code_2_and_no_traceback() -> None:
+    code = "from experiments._common import run_main, parser\nrun_main(lambda: parser('d').parse_args(['--jobs', '0']))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("error: argument --jobs")
+    assert "Traceback" not in ran.stderr
+
+
+def test_csv_bytes(tmp_path: Path) -> None:
+    df = pd.DataFrame(
+        {
+            "arm": ["mtp1", 'a, "b"'],
+            "seed": [1, 2],
+            "value": [0.1 + 0.2, np.nan],
+            "small": [1e-17, 1.0],
+            "yes": [True, False],
+        }
+    )
+    write_csv(df, tmp_path / "a.csv")
+    assert (tmp_path / "a.csv").read_bytes() == (
+        b'arm,seed,value,small,yes\nmtp1,1,0.30000000000000004,1e-17,True\n"a, ""b""",2,,1.0,False\n'
+    )
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=20))
+def test_csv_floats_read_back_as_the_same_numbers(
+    tmp_path_factory: pytest.TempPathFactory, values: list[float]
+) -> None:
+    path = tmp_path_factory.mktemp("csv") / "a.csv"
+    write_csv(pd.DataFrame({"x": values}), path)
+    assert [float(line) for line in path.read_text().splitlines()[1:]] == values
+
+
+def test_table_is_aligned_with_sensible_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    df = pd.DataFrame(
+        {
+            "arm": ["mtp1", "dspark"],
+            "users": [1, 256],
+            "tok/s": [12345.678, 261.04],
+            "ratio": [1.0, 1.34567],
+            "p": [0.5, 0.0000123],
+            "n": [5.0, np.nan],
+            "ok": [True, False],
+            "zero": [0.0, -0.0],
+        }
+    )
+    print_table(df)
+    assert capsys.readouterr().out.splitlines() == [
+        "arm     users  tok/s  ratio        p  n  ok   zero",
+        "mtp1        1  12346  1.000   0.5000  5  yes     0",
+        "dspark    256    261  1.346  1.2e-05  -  no      0",
+    ]
+
+
+def test_table_shows_missing_texts_and_empty_tables() -> None:
+    assert format_table(pd.DataFrame({"a": [None, "x\ny"]})).splitlines() == ["a", "-", "x y"]
+    assert format_table(pd.DataFrame({"a": [], "b": []})) == "a  b"
+    assert format_table(pd.DataFrame({"a": [np.nan, np.nan]})).splitlines() == ["a", "-", "-"]
+    assert format_table(pd.DataFrame({"x": [-0.0001, 5.0]})).splitlines()[1].strip() == "-1.0e-04"

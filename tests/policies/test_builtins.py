@@ -1,0 +1,77 @@
+"""What all built-in policies have in common."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import numpy as np
+import pytest
+
+from dsim.policy import BUILTIN_POLICIES, load_policy, make_view
+
+SPECS = [
+    "none",
+    "fixed:k=3",
+    "threshold:t=0.6",
+    "threshold:t=0.3,on=survival",
+    "dspark-alg1",
+    "dspark:lag=0",
+    "dspark:lag=2",
+    "oracle",
+]
+COST_DRIVEN = [spec for spec in SPECS if load_policy(spec).traits.cost_driven]
+
+
+def view_for(policy, confidence, verify_ms, **kwargs):
+    """A view with a history as deep as the policy reads, all of it equal to `confidence`."""
+    confidence = np.asarray(confidence)
+    return make_view(
+        confidence,
+        verify_ms,
+        history=(confidence,) * policy.traits.confidence_age,
+        accepted=np.full(confidence.shape[0], confidence.shape[1]) if policy.traits.clairvoyant else None,
+        **kwargs,
+    )
+
+
+def test_every_built_in_is_covered():
+    assert {spec.split(":")[0] for spec in SPECS} == set(BUILTIN_POLICIES)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_no_drafts_and_no_requests(spec):
+    policy = load_policy(spec)
+    for requests, gamma in ((3, 0), (0, 5), (0, 0)):
+        view = view_for(policy, np.ones((requests, gamma)), np.arange(requests * (1 + gamma) + 1.0))
+        lengths = policy.plan(view)
+        assert lengths.tolist() == [0] * requests
+        assert lengths.dtype == np.int64
+
+
+@pytest.mark.parametrize("requests", [1, 16, 256])
+@pytest.mark.parametrize("spec", COST_DRIVEN)
+def test_constant_cost_verifies_everything_that_can_survive(spec, requests):
+    rng = np.random.default_rng(7)
+    confidence = rng.uniform(0.05, 1.0, (requests, 5)).astype(np.float32)
+    confidence[rng.random((requests, 5)) < 0.2] = 0.0
+    policy = load_policy(spec)
+    view = view_for(policy, confidence, np.full(requests * 6 + 1, 8.0))
+    alive = np.count_nonzero(np.multiply.accumulate(confidence, axis=1) > 0, axis=1)
+    if policy.traits.clairvoyant:
+        view = view._replace(accepted=alive)
+    assert policy.plan(view).tolist() == alive.tolist()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_reference_and_equation_are_named(spec):
+    text = type(load_policy(spec)).__doc__
+    for part in ("Examples\n", "References\n", "2607.05147", "Differences from the paper"):
+        assert part in text
+
+
+@pytest.mark.parametrize("target", sorted(BUILTIN_POLICIES.values()))
+def test_examples_in_the_docstrings(target):
+    result = doctest.testmod(importlib.import_module(target.split(":")[0]))
+    assert result.attempted >= 2
+    assert result.failed == 0

@@ -1,0 +1,256 @@
+"""The step loop, by exact event logs computed by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from standins import ConstantCost, ScriptedDrafts, ScriptedPolicy, fixed_arrivals
+
+from dsim.cluster import Cluster, DraftCost, HostCost, ReplicaConfig
+from dsim.errors import InputError
+from dsim.policy import Traits
+from dsim.workload import ClosedLoop, OpenLoop, RequestStream
+
+MS = 1_000_000
+
+
+def cluster(trace, *, drafts=None, policy=None, cost=None, load=None, replicas=1, router="round-robin", **config):
+    options = {"max_seqs": 8, "token_budget": 64, "block_tokens": 4, "kv_blocks": 1000} | config
+    stream = RequestStream(trace, (1.0,), order_seed=0, domain_seed=0, order="trace")
+    return Cluster(
+        replicas=replicas,
+        config=ReplicaConfig(**options),
+        cost=cost or ConstantCost(),
+        drafts=drafts,
+        draft_cost=DraftCost(),
+        policy=policy or ScriptedPolicy(0),
+        stream=stream,
+        load=load or OpenLoop(requests=len(trace)),
+        router=router,
+    )
+
+
+def steps(records, *names):
+    return [tuple(int(records.steps[name][i]) for name in names) for i in range(len(records.steps["end_ns"]))]
+
+
+def test_one_request_without_drafts_takes_a_step_a_token():
+    records = cluster(fixed_arrivals([0.0], 10, 4), cost=ConstantCost(step_ms=2.0, prefill=5.0)).run()
+    # The prefill node gives token 1 at 5 ms; tokens 2, 3, 4 come from three steps of 2 ms.
+    assert steps(records, "end_ns", "requests", "committed", "batch_tokens") == [
+        (7 * MS, 1, 1, 1),
+        (9 * MS, 1, 1, 1),
+        (11 * MS, 1, 1, 1),
+    ]
+    assert records.requests["first_ns"].tolist() == [5 * MS]
+    assert records.requests["finish_ns"].tolist() == [11 * MS]
+
+
+def test_accepted_drafts_and_the_cut_at_the_output_length():
+    drafts = ScriptedDrafts([[3, 0, 0, 0, 1, 0, 0]], gamma=3)
+    records = cluster(
+        fixed_arrivals([0.0], 1, 7),
+        drafts=drafts,
+        policy=ScriptedPolicy(2),
+        cost=ConstantCost(step_ms=1.0, token_ms=0.1, draft=0.25),
+    ).run()
+    # Position 0: min(3, 2) + 1 = 3 tokens -> position 3; there 0 -> 4; there min(1, 2) + 1 = 2 -> done (1 + 6 = 7).
+    assert steps(records, "drafts", "accepted", "committed", "step_ns") == [
+        (2, 2, 3, round(1.55 * MS)),
+        (2, 0, 1, round(1.55 * MS)),
+        (2, 1, 2, round(1.55 * MS)),
+    ]
+
+
+def test_tokens_beyond_the_output_are_accepted_but_not_committed():
+    records = cluster(
+        fixed_arrivals([0.0], 1, 3), drafts=ScriptedDrafts([[4, 4, 4]], gamma=4), policy=ScriptedPolicy(4)
+    ).run()
+    assert steps(records, "drafts", "accepted", "committed") == [(4, 4, 2)]
+    clipped = cluster(
+        fixed_arrivals([0.0], 1, 3),
+        drafts=ScriptedDrafts([[4, 4, 4]], gamma=4),
+        policy=ScriptedPolicy(lambda view: view.caps.copy()),
+        clip_to_remaining=True,
+    ).run()
+    assert steps(clipped, "drafts", "accepted", "committed") == [(1, 1, 2)]
+
+
+def test_a_batch_shares_steps_and_a_late_arrival_joins_at_the_next():
+    records = cluster(fixed_arrivals([0.0, 0.0015], 1, [4, 3])).run()
+    assert steps(records, "end_ns", "requests", "committed") == [
+        (1 * MS, 1, 1),
+        (2 * MS, 1, 1),
+        (3 * MS, 2, 2),
+        (4 * MS, 1, 1),
+    ]
+    assert records.requests["finish_ns"].tolist() == [3 * MS, 4 * MS]
+
+
+def test_an_output_of_one_token_needs_no_decode_step():
+    records = cluster(fixed_arrivals([0.0], 5, 1), cost=ConstantCost(prefill=3.0)).run()
+    assert steps(records, "end_ns") == []
+    assert records.requests["finish_ns"].tolist() == [3 * MS]
+
+
+def test_colocated_prefill_chunks_share_the_token_budget():
+    records = cluster(
+        fixed_arrivals([0.0, 0.0], [10, 3], [2, 2]),
+        colocated=True,
+        token_budget=8,
+        prefill_chunk=8,
+        cost=ConstantCost(step_ms=1.0, token_ms=0.1),
+    ).run()
+    # Budget 8: 8 of prompt 0; then its last 2 and all 3 of prompt 1; both then decode one token.
+    assert steps(records, "requests", "prefill_tokens", "first_tokens", "committed", "batch_tokens") == [
+        (0, 8, 0, 0, 8),
+        (0, 5, 2, 0, 5),
+        (2, 0, 0, 2, 2),
+    ]
+    assert records.requests["first_ns"].tolist() == [round(3.3 * MS)] * 2
+
+
+def test_decoding_requests_keep_room_for_whole_blocks():
+    drafts = ScriptedDrafts([[0] * 9, [0] * 9], gamma=3)
+    records = cluster(
+        fixed_arrivals([0.0, 0.0005], [4, 12], [6, 2]),
+        drafts=drafts,
+        policy=ScriptedPolicy(3),
+        colocated=True,
+        token_budget=8,
+        max_seqs=2,
+        prefill_chunk=8,
+    ).run()
+    # Step 1 prefills request 0. From then on 1 x (1 + 3) of 8 tokens are reserved: chunks of 4.
+    assert steps(records, "requests", "prefill_tokens", "drafts")[:5] == [
+        (0, 4, 0),
+        (1, 4, 3),
+        (1, 4, 3),
+        (1, 4, 3),
+        (2, 0, 6),
+    ]
+
+
+def test_kv_admission_waits_until_blocks_are_free():
+    # Each request holds ceil((8 + 2 + 1) / 4) = 3 blocks at its end; four blocks hold one at a time.
+    records = cluster(fixed_arrivals([0.0, 0.0], 8, 2), kv_blocks=4).run()
+    assert steps(records, "end_ns", "requests", "queue") == [(1 * MS, 1, 1), (2 * MS, 1, 0)]
+
+
+def test_kv_preemption_recomputes_and_loses_no_token():
+    # Prompts of 4, outputs of 9, blocks of 4: the start needs 2 + 2 blocks, the ends 4 + 4; six blocks force it.
+    records = cluster(fixed_arrivals([0.0, 0.0], 4, 9), kv_blocks=6, cost=ConstantCost(step_ms=1.0, prefill=0.5)).run()
+    assert records.requests["preemptions"].tolist() == [0, 1]
+    assert records.requests["generated_tokens"].tolist() == [9, 9]
+    colocated = cluster(fixed_arrivals([0.0, 0.0], 4, 9), kv_blocks=6, colocated=True, prefill_chunk=4).run()
+    assert colocated.requests["preemptions"].sum() >= 1
+    assert colocated.requests["generated_tokens"].tolist() == [9, 9]
+    # Its recomputed context is processed as prompt tokens again.
+    assert int(colocated.steps["prefill_tokens"].sum()) > 8
+
+
+def test_a_request_larger_than_the_cache_is_an_error_with_numbers():
+    with pytest.raises(InputError, match=r"request 0 .* needs 27 KV blocks .* got 20, expected >= 27"):
+        cluster(fixed_arrivals([0.0], 100, 5), kv_blocks=20).run()
+
+
+@pytest.mark.parametrize(("overlapped", "expected"), [(True, 4.0), (False, 5.0)])
+def test_host_time_hides_behind_the_gpu_only_when_overlapped(overlapped, expected):
+    host = HostCost(base_ms=2.0, hidden_fraction=0.5)
+    records = cluster(
+        fixed_arrivals([0.0], 1, 2), cost=ConstantCost(step_ms=3.0), host=host, overlapped=overlapped
+    ).run()
+    assert steps(records, "step_ns") == [(round(expected * MS),)]
+
+
+def test_confidences_age_by_request_and_a_new_one_counts_as_sure():
+    seen = []
+
+    def answer(view):
+        seen.append([[round(float(c), 2) for c in view.aged(n)[:, 0]] for n in range(3)])
+        return np.zeros(view.requests, dtype=np.int64)
+
+    class Drafts(ScriptedDrafts):
+        def draft(self, requests, positions):
+            confidence, accepted = super().draft(requests, positions)
+            confidence[:, 0] = (10 * (requests + 1) + positions) / 100
+            return confidence, accepted
+
+    policy = ScriptedPolicy(answer)
+    policy.traits = Traits(confidence_age=2, cost_driven=False)
+    cluster(fixed_arrivals([0.0, 0.0015], 1, [4, 3]), drafts=Drafts([[0] * 9] * 2, gamma=1), policy=policy).run()
+    assert seen == [
+        [[0.1], [1.0], [1.0]],
+        [[0.11], [0.1], [1.0]],
+        [[0.12, 0.2], [0.11, 1.0], [0.1, 1.0]],
+        [[0.21], [0.2], [1.0]],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (9, r"policy ScriptedPolicy\(answer=9\) .* out of bounds for request 0.*got 9, expected 0\.\.3"),
+        (-1, r"out of bounds for request 0.*got -1"),
+        (
+            lambda view: np.zeros(view.requests + 1, dtype=np.int64),
+            r"got 'int64\[2\]', expected an integer array \[1\]",
+        ),
+        (lambda view: np.zeros(view.requests), r"got 'float64\[1\]'"),
+        (lambda view: None, r"expected an integer array \[1\]"),
+    ],
+)
+def test_a_policy_that_returns_nonsense_is_named(answer, message):
+    with pytest.raises(InputError, match=message) as caught:
+        cluster(
+            fixed_arrivals([0.0], 1, 3), drafts=ScriptedDrafts([[0, 0, 0]], gamma=3), policy=ScriptedPolicy(answer)
+        ).run()
+    assert caught.value.field is not None
+
+
+def test_small_integer_types_are_accepted():
+    policy = ScriptedPolicy(lambda view: np.ones(view.requests, dtype=np.int32))
+    records = cluster(fixed_arrivals([0.0], 1, 3), drafts=ScriptedDrafts([[1, 1, 1]], gamma=2), policy=policy).run()
+    assert steps(records, "drafts", "committed") == [(1, 2)]
+
+
+def test_routers_spread_requests():
+    trace = fixed_arrivals([0.0, 0.0, 0.0, 0.0], 4, [100, 2, 2, 2])
+    by = {}
+    for router in ("round-robin", "least-tokens", "power-of-two"):
+        by[router] = cluster(trace, replicas=2, router=router).run().requests["replica"].tolist()
+    assert by["round-robin"] == [0, 1, 0, 1]
+    assert by["least-tokens"] == [0, 1, 1, 1]
+    assert sorted(set(by["power-of-two"])) == [0, 1]
+    with pytest.raises(InputError, match="router"):
+        cluster(trace, router="nearest")
+
+
+def test_closed_loop_keeps_the_population_and_thinks():
+    load = ClosedLoop(users=2, think_s=0.003, scored=4, warmup_per_user=3)
+    records = cluster(fixed_arrivals([0.0], 1, 2), load=load).run()
+    arrivals = records.requests["arrival_ns"].tolist()
+    # Each request takes one step of 1 ms; then the user thinks for 3 ms: a new pair every 4 ms.
+    assert arrivals[:6] == [0, 0, 4 * MS, 4 * MS, 8 * MS, 8 * MS]
+    assert records.scored == (6, 10)
+
+
+def test_whole_run_issues_exactly_the_scored_requests():
+    load = ClosedLoop(users=3, scored=7, steady=False)
+    records = cluster(fixed_arrivals([0.0], 1, 5), load=load).run()
+    assert len(records.requests["arrival_ns"]) == 7
+    assert records.scored == (0, 7)
+    assert np.all(records.requests["finish_ns"] >= 0)
+
+
+def test_token_budget_must_hold_a_full_batch_with_whole_blocks():
+    with pytest.raises(InputError, match=r"token_budget.*got 16, expected >= max_seqs x \(1 \+ gamma\) = 32"):
+        cluster(fixed_arrivals([0.0], 1, 2), drafts=ScriptedDrafts([[0]], gamma=3), token_budget=16)
+
+
+def test_the_audit_catches_a_lost_token():
+    run = cluster(fixed_arrivals([0.0], 1, 4))
+    original = run.steps.append
+    run.steps.append = lambda row: original((*row[:7], row[7] - 1, *row[8:]))
+    with pytest.raises(RuntimeError, match="audit invariant violated: tokens produced"):
+        run.run()

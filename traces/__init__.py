@@ -1,0 +1,33 @@
+"""Request traces: readers for public formats, synthetic workloads, and the traces that are shipped."""
+
+from traces.base import PREFIX_BLOCK_TOKENS, Trace
+from traces.reader import FORMATS, read_trace, shipped_traces
+from traces.rows import Rows, TraceFormat
+from traces.synthetic import (
+    Empirical,
+    Fixed,
+    Gamma,
+    Independent,
+    Lognormal,
+    OnOff,
+    Poisson,
+    synthetic_trace,
+)
+
+__all__ = [
+    "FORMATS",
+    "PREFIX_BLOCK_TOKENS",
+    "Empirical",
+    "Fixed",
+    "Gamma",
+    "Independent",
+    "Lognormal",
+    "OnOff",
+    "Poisson",
+    "Rows",
+    "Trace",
+    "TraceFormat",
+    "read_trace",
+    "shipped_traces",
+    "synthetic_trace",
+]
