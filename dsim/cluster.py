@@ -82,13 +82,11 @@ class ArmPrices:
         hidden = [round(h * config.host.hidden_fraction) if config.overlapped else 0 for h in host]
         self.host_hidden_ns = hidden
         self.host_exposed_ns = [h - x for h, x in zip(host, hidden, strict=True)]
-        self._only: tuple[list[int], npt.NDArray[np.float64]] | None = None
+        self.one_table = not (cost.depends_on_context or cost.depends_on_requests)
         self._tables: dict[tuple[int, int], tuple[list[int], npt.NDArray[np.float64]]] = {}
 
     def verify(self, requests: int, context: float) -> tuple[list[int], npt.NDArray[np.float64]]:
         """Nanoseconds and milliseconds of the target's pass by tokens in the step."""
-        if self._only is not None:
-            return self._only
         key = (requests if self._cost.depends_on_requests else 0, int(context / _CONTEXT_STEP + 0.5))
         table = self._tables.get(key)
         if table is None:
@@ -98,8 +96,6 @@ class ArmPrices:
             rounded = ns / NS_PER_MS
             rounded.flags.writeable = False
             table = self._tables[key] = (ns.tolist(), rounded)
-            if not self.depends_on_context and not self._cost.depends_on_requests:
-                self._only = table
         return table
 
 
@@ -317,7 +313,7 @@ class Cluster:
         extrapolated = bool(
             np.any(steps["batch_tokens"] > cost.max_tokens)
             or (self.drafts is not None and np.any(steps["requests"] > cost.max_requests))
-            or (not self.config.colocated and int(requests["prompt_tokens"].max()) > cost.max_tokens)
+            or (not self.config.colocated and int(requests["prompt_tokens"].max()) > cost.max_prefill_tokens)
         )
         return Records(
             steps=steps,

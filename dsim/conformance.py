@@ -96,7 +96,7 @@ class _Subject:
         )
         accepted = self.rng.integers(0, self.gamma + 1, requests) if self.traits.clairvoyant else None
         return view._replace(
-            age_steps=np.full(requests, age + 1, dtype=np.int64),
+            step=age + 1,
             accepted=accepted,
         )
 
@@ -246,7 +246,7 @@ def _changing_batch(subject: _Subject) -> None:
 def _permutation(subject: _Subject) -> None:
     order = subject.rng.permutation(12)
     for view in subject.sloped_views(12):
-        view = view._replace(caps=subject.rng.integers(0, subject.gamma + 1, 12))
+        view = view._replace(caps=subject.rng.integers(0, subject.gamma + 1, 12), caps_bind=True)
         straight, permuted = subject.settle(view), subject.settle(_permute(view, order))
         if subject.traits.clairvoyant:
             # Every useful draft is worth one token, so all candidates tie.
@@ -413,7 +413,7 @@ def _permute(view: PolicyView, order: IntArray) -> PolicyView:
     return view._replace(
         history=tuple(block[order] for block in view.history),
         caps=view.caps[order],
-        age_steps=view.age_steps[order],
+        born=view.born[order],
         slo_slack_ms=view.slo_slack_ms[order],
         accepted=None if view.accepted is None else view.accepted[order],
     )

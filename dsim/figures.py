@@ -238,7 +238,7 @@ def _label_loads(ax: Axes, drawn: Mapping[str, pd.DataFrame], styles: Mapping[st
     if box is not None:
         taken.append(box.get_window_extent(renderer))
     frame = ax.get_window_extent(renderer)
-    # The arm furthest out is labelled on its outer side, the others on the inner side first.
+    # The arm furthest out is labeled on its outer side, the others on the inner side first.
     outermost = max(named, key=lambda arm: float((drawn[arm]["x"] * drawn[arm]["y"]).max()))
     for arm in named:
         means = drawn[arm]
@@ -272,7 +272,7 @@ def _laid_out(ax: Axes) -> Any:
     """Lay the figure out, so that pixels mean something, and return what measures them."""
     fig = ax.figure
     if not isinstance(fig, Figure):
-        raise RuntimeError("axes of a sub-figure cannot be labelled")
+        raise RuntimeError("axes of a sub-figure cannot be labeled")
     fig.draw_without_rendering()
     return agg_renderer(fig)
 

@@ -58,11 +58,12 @@ def cumulative_value(survival: Survival, start: float = 0.0) -> FloatArray:
     """
     flat = survival.flatten()
     flat.sort()
-    count = np.count_nonzero(flat)
-    total = np.empty(count + 1)
+    if flat.size and flat[0] <= 0:
+        flat = flat[np.count_nonzero(flat <= 0) :]
+    total = np.empty(flat.size + 1)
     total[0] = start
-    total[1:] = flat[::-1][:count]
-    return np.add.accumulate(total)
+    total[:0:-1] = flat
+    return np.add.accumulate(total, out=total)
 
 
 def top_k(survival: Survival, k: int, caps: IntArray | None = None) -> IntArray:

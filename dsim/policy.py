@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dsim.errors import InputError
+from dsim.planning import allowed
 
 FloatArray = npt.NDArray[np.float64]
 Float32Array = npt.NDArray[np.float32]
@@ -98,8 +99,8 @@ class PolicyView(NamedTuple):
         Largest captured size; above it the engine runs eagerly. 0 where nothing is captured.
     host_hidden_ms, host_exposed_ms
         Host time that the GPU can hide and that it cannot (see `step_ms`).
-    age_steps
-        int64[R]: decode steps each request has been through.
+    step, born
+        Number of this step at the replica, and int64[R] that of each request's first one (see `age_steps`).
     slo_slack_ms
         float64[R]: time left until the request misses its latency target; NaN where it has none.
     queue_length
@@ -109,6 +110,8 @@ class PolicyView(NamedTuple):
     accepted
         int64[R]: drafts that the target would accept (useful ones, cut at the output's end). Only for
         policies whose traits say ``clairvoyant``; None for all others.
+    caps_bind
+        False where every cap is gamma, so that a policy need not look at them.
 
     Examples
     --------
@@ -132,11 +135,13 @@ class PolicyView(NamedTuple):
     capture_limit: int
     host_hidden_ms: float
     host_exposed_ms: float
-    age_steps: IntArray
+    step: int
+    born: IntArray
     slo_slack_ms: FloatArray
     queue_length: int
     time_s: float
     accepted: IntArray | None = None
+    caps_bind: bool = True
 
     @property
     def confidence(self) -> Float32Array:
@@ -158,8 +163,15 @@ class PolicyView(NamedTuple):
         return self.history[steps]
 
     def survival(self, steps: int = 0) -> Float32Array:
-        """float32[R, gamma]: a_{r,j} = prod_{i<=j} c_{r,i} of `steps` steps ago, in draft order."""
-        return np.multiply.accumulate(self.history[steps], axis=1)
+        """float32[R, gamma]: a_{r,j} = prod_{i<=j} c_{r,i} of `steps` steps ago; 0 beyond a request's cap."""
+        confidence = self.history[steps]
+        survival = np.multiply.accumulate(confidence, 1)
+        return survival * allowed(self.caps, confidence.shape[1]) if self.caps_bind else survival
+
+    @property
+    def age_steps(self) -> IntArray:
+        """int64[R]: decode steps each request has been through."""
+        return self.step - self.born
 
     def step_ms(self) -> FloatArray:
         """float64[max drafts + 1]: the whole step's duration by number of admitted drafts (host included)."""
@@ -244,18 +256,21 @@ def make_view(
     while len(past) < depth:
         past.append(np.ones_like(current))
     sizes = np.asarray(captured_sizes, dtype=np.int64)
+    limits = np.full(requests, gamma, dtype=np.int64) if caps is None else np.asarray(caps, dtype=np.int64)
     return PolicyView(
         history=(current, *past),
         verify_ms=np.asarray(verify_ms, dtype=np.float64),
         draft_ms=draft_ms,
         base_tokens=requests + prefill_tokens,
         sampling=requests,
-        caps=np.full(requests, gamma, dtype=np.int64) if caps is None else np.asarray(caps, dtype=np.int64),
+        caps=limits,
+        caps_bind=bool(np.any(limits < gamma)),
         captured_sizes=sizes,
         capture_limit=int(sizes[-1]) if sizes.size else 0,
         host_hidden_ms=0.0,
         host_exposed_ms=0.0,
-        age_steps=np.zeros(requests, dtype=np.int64),
+        step=0,
+        born=np.zeros(requests, dtype=np.int64),
         slo_slack_ms=np.full(requests, np.nan),
         queue_length=queue_length,
         time_s=time_s,

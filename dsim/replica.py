@@ -20,8 +20,11 @@ from dsim.telemetry import RequestLog, StepLog
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
-# Rows of the replica's state: one column a request in decode, in order of admission.
-_ID, _POSITION, _REMAINING, _CONTEXT, _AGE = range(5)
+# Rows of the replica's state: one column a request in decode, in order of admission. A request is at output
+# position _POSITION; _LEFT is minus the tokens it still has to produce, so one addition advances both.
+_ID, _POSITION, _LEFT, _CONTEXT, _BORN = range(5)
+# Batches up to this size are checked with Python's own functions.
+_FEW = 12
 _LENGTH_DTYPE = np.dtype(np.int64)
 
 
@@ -85,6 +88,7 @@ class Prices(Protocol):
     host_hidden_ns: list[int]
     host_exposed_ns: list[int]
     depends_on_context: bool
+    one_table: bool
     captured_sizes: IntArray
     capture_limit: int
 
@@ -140,7 +144,12 @@ class Replica:
         self._state = np.zeros((5, config.max_seqs), dtype=np.int64)
         self._count = 0
         self._depth = policy.traits.confidence_age
-        self._history: list[npt.NDArray[np.float32]] = []
+        self._clairvoyant = policy.traits.clairvoyant
+        empty = np.ones((0, self.gamma), dtype=np.float32)
+        self._history = (empty,) * self._depth  # one step old first, as deep as the policy reads
+        self._step = 0
+        # The prices of all steps, where they depend on neither requests nor context.
+        self._table = prices.verify(0, 0.0) if prices.one_table else None
         self._reserved_worst = 0  # KV blocks if every admitted request ran to its end
         # No request ends within this many tokens: the exact check is made only when it runs out.
         self._sure_tokens = 0
@@ -196,36 +205,28 @@ class Replica:
             prefill_tokens, finishing = self._chunk() if self.prefilling else (0, 0)
             running = self._count
             base = running + prefill_tokens
-            verify_ns, verify_ms = self.prices.verify(running, self._mean_context())
+            verify_ns, verify_ms = self._table or self.prices.verify(running, self._mean_context())
             accepted: IntArray | None = None
             lengths: IntArray | None = None
             drafts = draft_ns = 0
             if running and self.gamma:
-                accepted, lengths = self._plan(base, running + finishing, verify_ms)
-                drafts = int(lengths.dot(self._ones))
+                accepted, lengths, drafts = self._plan(base, running + finishing, verify_ms)
                 draft_ns = self.prices.draft_ns[running]
             gpu_ns = draft_ns + verify_ns[base + drafts]
             step_ns = max(gpu_ns, self.prices.host_hidden_ns[running]) + self.prices.host_exposed_ns[running]
             yield timeout(step_ns)
             self._commit(step_ns, prefill_tokens, finishing, drafts, accepted, lengths)
 
-    def _plan(self, base: int, sampling: int, verify_ms: FloatArray) -> tuple[IntArray, IntArray]:
-        """Draft for the requests in decode and ask the policy; returns accepted int64[R] and lengths int64[R]."""
+    def _plan(self, base: int, sampling: int, verify_ms: FloatArray) -> tuple[IntArray, IntArray, int]:
+        """Draft for the requests in decode and ask the policy: accepted int64[R], lengths int64[R], their sum."""
         assert self.drafts is not None
         running = self._count
         confidence, accepted = self.drafts.draft(self._ids, self._positions)
-        history = self._history
-        if self._depth:
-            history.insert(0, confidence)
-            while len(history) <= self._depth:
-                history.append(np.ones_like(confidence))
-            del history[self._depth + 1 :]
-            seen = tuple(history)
-        else:
-            seen = (confidence,)
-        caps = self._caps
+        seen = (confidence, *self._history)
+        self._history = seen[: self._depth]
+        caps, caps_bind = self._caps, False
         if self.config.clip_to_remaining:
-            caps = np.minimum(caps, self._remaining - 1)
+            caps, caps_bind = np.minimum(caps, -1 - self._left), True
         prices = self.prices
         lengths = self.policy.plan(
             PolicyView(
@@ -239,17 +240,26 @@ class Replica:
                 prices.capture_limit,
                 prices.host_hidden_ns[running] * 1e-6,
                 prices.host_exposed_ns[running] * 1e-6,
-                self._ages,
+                self._step,
+                self._born,
                 self._slack,
                 len(self.waiting),
                 self.env.now * 1e-9,
-                np.minimum(accepted, self._remaining - 1) if self.policy.traits.clairvoyant else None,
+                np.minimum(accepted, -1 - self._left) if self._clairvoyant else None,
+                caps_bind,
             )
         )
         if type(lengths) is not np.ndarray or lengths.shape != (running,) or lengths.dtype != _LENGTH_DTYPE:
             lengths = self._coerce(lengths, running)
-        # One comparison for both bounds: a negative length is huge as an unsigned number.
-        if np.count_nonzero(lengths.view(np.uint64) > caps.view(np.uint64)):
+        if running <= _FEW and not caps_bind:
+            # Python's own sum and extremes of a short list cost a fifth of three NumPy calls.
+            values = lengths.tolist()
+            drafts, valid = sum(values), min(values) >= 0 and max(values) <= self.gamma
+        else:
+            drafts = int(lengths.dot(self._ones))
+            # One comparison for both bounds: a negative length is huge as an unsigned number.
+            valid = not np.count_nonzero(lengths.view(np.uint64) > caps.view(np.uint64))
+        if not valid:
             worst = int(np.flatnonzero((lengths < 0) | (lengths > caps))[0])
             raise InputError(
                 f"policy {self.policy!r} returned a verify length out of bounds for request {int(self._ids[worst])}",
@@ -257,7 +267,7 @@ class Replica:
                 value=int(lengths[worst]),
                 expected=f"0..{int(caps[worst])}",
             )
-        return accepted, lengths
+        return accepted, lengths, drafts
 
     def _coerce(self, lengths: Any, running: int) -> IntArray:
         array = np.asarray(lengths)
@@ -287,22 +297,20 @@ class Replica:
         done: IntArray | None = None
         if running:
             if accepted is None or lengths is None:
-                self._positions += 1
-                self._remaining -= 1
+                self._progress += 1
             else:
                 gained = np.minimum(accepted, lengths)
                 hits = int(gained.dot(self._ones))
                 gained += 1
                 committed += hits
-                self._positions += gained
-                self._remaining -= gained
-            self._ages += 1
+                self._progress += gained
+            self._step += 1
             self._sure_tokens -= 1 + self.gamma
             if self._sure_tokens <= 0:
-                self._sure_tokens = int(self._remaining.min())
+                self._sure_tokens = -int(self._left.max())
                 if self._sure_tokens <= 0:
-                    done = np.flatnonzero(self._remaining <= 0)
-                    committed += int(self._remaining[done].sum())  # minus what lies beyond the cut
+                    done = np.flatnonzero(self._left >= 0)
+                    committed -= int(self._left[done].sum())  # what lies beyond the cut
         self.busy_ns += step_ns
         self.outstanding_tokens -= committed + prefill_tokens + finishing
         self.steps.append(
@@ -331,12 +339,9 @@ class Replica:
         """Views of the columns in use; made anew only when the batch changes."""
         n = self._count
         state = self._state
-        self._ids, self._positions, self._remaining = (
-            state[_ID, :n],
-            state[_POSITION, :n],
-            state[_REMAINING, :n],
-        )
-        self._contexts, self._ages = state[_CONTEXT, :n], state[_AGE, :n]
+        self._ids, self._positions, self._left = state[_ID, :n], state[_POSITION, :n], state[_LEFT, :n]
+        self._progress = state[_POSITION : _LEFT + 1, :n]
+        self._contexts, self._born = state[_CONTEXT, :n], state[_BORN, :n]
         self._slack, self._caps, self._ones = self._no_slo[:n], self._full_caps[:n], self._all_ones[:n]
 
     def _join(self, request: int) -> None:
@@ -347,20 +352,20 @@ class Replica:
         self._state[:, column] = (
             request,
             generated - 1,
-            log.output_tokens[request] - generated,
+            generated - log.output_tokens[request],
             log.prompt_tokens[request],
-            0,
+            self._step,
         )
         self._count += 1
         self._sure_tokens = min(self._sure_tokens, log.output_tokens[request] - generated)
-        if self._history:
-            row = np.ones((1, self.gamma), dtype=np.float32)
-            self._history = [np.concatenate([past, row]) for past in self._history]
+        # Nothing old is known of it: c = 1.
+        row = np.ones((1, self.gamma), dtype=np.float32)
+        self._history = tuple(np.concatenate([past, row]) for past in self._history)
 
     def _keep(self, keep: IntArray) -> None:
         self._state[:, : keep.size] = self._state[:, keep]
         self._count = keep.size
-        self._history = [past[keep] for past in self._history]
+        self._history = tuple(past[keep] for past in self._history)
         self._reslice()
 
     def _retire(self, done: IntArray, now: int) -> None:

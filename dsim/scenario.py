@@ -144,10 +144,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Result:
-    """One run: the records, and the row that goes into tables."""
+    """One run: the records, the row that goes into tables, and the width of telemetry windows (seconds)."""
 
     records: Records
     row: dict[str, Any]
+    window_s: float
 
 
 @dataclass(frozen=True)
@@ -306,4 +307,4 @@ def simulate(scenario: Scenario, point: Point, *, cost: StepCost | None = None) 
         "trace_source": f"{trace.kind}:{trace.name}",
         "extrapolated": records.extrapolated,
     }
-    return Result(records, identity | summarize(records, slo) | sources)
+    return Result(records, identity | summarize(records, slo) | sources, scenario.load.window_s)

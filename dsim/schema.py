@@ -32,7 +32,7 @@ class CostSection(_Section):
     """Which profile prices a step, and how it is fitted."""
 
     profile: str = "b300x4-dsv4-flash-0731"
-    fit: Literal["staircase", "additive", "roofline"] = "staircase"
+    fit: Literal["staircase", "additive", "roofline", "roofline-moe"] = "staircase"
     running_max: bool | None = None
     allow_extrapolation: bool = False
 
@@ -266,19 +266,25 @@ class Scenario(_Section):
 
 
 def scenario_path(name_or_path: str | Path) -> Path:
-    """A file, or a scenario shipped with the experiments (``decode-node``, ``colocated``)."""
+    """The file of a scenario, given its path or the name of a shipped one (``decode-node``, ``colocated``).
+
+    Raises
+    ------
+    InputError
+        Neither a file nor a shipped name; the shipped ones are listed.
+    """
     path = Path(name_or_path)
     if path.is_file():
         return path
-    shipped = resources.files("experiments") / "scenarios"
-    candidate = Path(str(shipped / f"{name_or_path}.toml"))
-    if candidate.is_file():
-        return candidate
-    known = sorted(p.name.removesuffix(".toml") for p in shipped.iterdir() if p.name.endswith(".toml"))
-    raise InputError("scenario not found", file=path, expected=f"a TOML file or one of {', '.join(known)}")
+    folder = Path(str(resources.files("experiments") / "scenarios"))
+    shipped = {file.stem: file for file in sorted(folder.glob("*.toml"))}
+    name = str(name_or_path).removesuffix(".toml")
+    if name in shipped:
+        return shipped[name]
+    raise InputError("scenario not found", file=path, expected=f"a TOML file or one of {', '.join(shipped)}")
 
 
-def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
+def load_scenario(name_or_path: str | Path, overrides: Mapping[str, Any] | None = None) -> Scenario:
     """Read and validate a scenario.
 
     Parameters
@@ -286,7 +292,7 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
     name_or_path
         TOML file, or the name of a shipped scenario.
     overrides
-        ``KEY=VALUE`` with dotted keys (``load.users=[1, 8]``, ``cost.fit=roofline``); values are TOML, or text.
+        Values by dotted key: ``{"load.users": [1, 8], "cost.fit": "roofline", "arms.0.gamma": 3}``.
 
     Raises
     ------
@@ -294,14 +300,17 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
         With file, line, field, value and expectation.
     """
     path = scenario_path(name_or_path)
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read ({error})", file=path) from None
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         line = re.search(r"line (\d+)", str(error))
         raise InputError(f"is not TOML ({error})", file=path, line=int(line[1]) if line else None) from None
-    for override in overrides:
-        _override(raw, override)
+    for key, value in (overrides or {}).items():
+        _override(raw, key, value)
     scenario = parse_scenario(raw, path, text)
     return _resolve_files(scenario, path.parent)
 
@@ -380,21 +389,34 @@ def _line_of(text: str, location: Sequence[int | str]) -> int | None:
     return best
 
 
-def _override(raw: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key.strip():
-        raise InputError(field="--set", value=override, expected="KEY=VALUE, e.g. load.users=[1, 8]")
+def parse_override(text: str) -> tuple[str, Any]:
+    """``KEY=VALUE`` with a dotted key; the value is read as TOML, or as plain text where it is not TOML.
+
+    Examples
+    --------
+    >>> parse_override("cluster.max_seqs=128")
+    ('cluster.max_seqs', 128)
+    >>> parse_override("cost.fit=roofline")
+    ('cost.fit', 'roofline')
+    """
+    key, equals, value = (part.strip() for part in text.partition("="))
+    good = all(re.fullmatch(r"[\w-]+", part) for part in key.split("."))
+    if not equals or not good or not value:
+        raise InputError(value=text, expected="KEY=VALUE with a dotted key, such as cluster.max_seqs=128")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        return key, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text.strip()
+        return key, value
+
+
+def _override(raw: dict[str, Any], key: str, value: Any) -> None:
     node: Any = raw
-    parts = key.strip().split(".")
+    parts = key.split(".")
     for i, part in enumerate(parts):
         last = i == len(parts) - 1
         if isinstance(node, list):
             if not part.isdigit() or int(part) >= len(node):
-                raise InputError(field="--set", value=key, expected=f"an index below {len(node)} in place of '{part}'")
+                raise InputError(field=key, value=part, expected=f"an index below {len(node)}")
             if last:
                 node[int(part)] = value
             else:
@@ -405,7 +427,7 @@ def _override(raw: dict[str, Any], override: str) -> None:
             else:
                 node = node.setdefault(part, {})
         else:
-            raise InputError(field="--set", value=key, expected=f"'{parts[i - 1]}' is a value, not a section")
+            raise InputError(f"'{parts[i - 1]}' is a value, not a section", field=key, value=value)
 
 
 def _resolve_files(scenario: Scenario, folder: Path) -> Scenario:

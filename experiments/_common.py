@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import shutil
 import sys
 import tempfile
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib import resources
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 import joblib
 import numpy as np
 import pandas as pd
+import tomli_w
 
 from dsim.errors import InputError
+from dsim.schema import Scenario, load_scenario, parse_override, scenario_path
 
 DEFAULT_SCENARIO = "decode-node"
 
@@ -31,7 +33,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser(
-    description: str, *, seeds: int = 5, out: str = "results", scenario: str = DEFAULT_SCENARIO
+    description: str, *, seeds: int | None = None, out: str = "results", scenario: str = DEFAULT_SCENARIO
 ) -> argparse.ArgumentParser:
     """The options that every experiment has; a script adds its own.
 
@@ -40,7 +42,7 @@ def parser(
     description
         What the experiment answers.
     seeds, out, scenario
-        Defaults of the options of those names.
+        Defaults of the options of those names (seeds None: as many as the scenario says).
 
     Returns
     -------
@@ -57,7 +59,8 @@ def parser(
         help="scenario file (TOML), or the name of a shipped one (default: %(default)s)",
     )
     for option, default, text in (("--seeds", seeds, "replications"), ("--jobs", joblib.cpu_count(), "processes")):
-        made.add_argument(option, metavar="N", type=positive_int, default=default, help=f"{text} (default: {default})")
+        said = "the scenario's" if default is None else default
+        made.add_argument(option, metavar="N", type=positive_int, default=default, help=f"{text} (default: {said})")
     made.add_argument(
         "--out", metavar="DIR", type=Path, default=Path(out), help="folder for the results (default: %(default)s)"
     )
@@ -94,26 +97,6 @@ def _argument(convert: Callable[[str], Any]) -> Callable[[str], Any]:
     return converted
 
 
-def scenario_path(text: str) -> Path:
-    """The file of a scenario, given its path or the name of a shipped one (``colocated``).
-
-    Raises
-    ------
-    InputError
-        Neither a file nor a shipped name; the shipped ones are listed.
-    """
-    path = Path(text)
-    if path.is_file():
-        return path
-    folder = Path(str(resources.files("experiments").joinpath("scenarios")))
-    shipped = {file.stem: file for file in sorted(folder.glob("*.toml"))}
-    if text.removesuffix(".toml") in shipped:
-        return shipped[text.removesuffix(".toml")]
-    raise InputError(
-        "scenario not found", file=path, expected=f"a TOML file or one of {', '.join(shipped) or '(none)'}"
-    )
-
-
 class _Overrides(argparse.Action):
     """``--set a.b=3`` collected as {"a.b": 3}."""
 
@@ -134,24 +117,75 @@ class _Overrides(argparse.Action):
         setattr(namespace, self.dest, {**found, key: value})
 
 
-def parse_override(text: str) -> tuple[str, Any]:
-    """``KEY=VALUE`` with a dotted key; the value is read as TOML, or as plain text where it is not TOML.
+def scenario_of(options: argparse.Namespace) -> Scenario:
+    """The scenario that the options of `parser` describe: file, ``--set``, ``--seeds`` and ``--quick``.
 
-    Examples
-    --------
-    >>> parse_override("cluster.max_sequences=256")
-    ('cluster.max_sequences', 256)
-    >>> parse_override("cost.model=roofline")
-    ('cost.model', 'roofline')
+    ``--quick`` keeps at most four of the loads (first and last among them), two seeds and a few requests.
     """
-    key, equals, value = (part.strip() for part in text.partition("="))
-    good = all(part.replace("-", "_").isidentifier() for part in key.split("."))
-    if not equals or not good or not value:
-        raise InputError(value=text, expected="KEY=VALUE with a dotted key, such as cluster.max_sequences=256")
-    try:
-        return key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key, value
+    overrides = dict(options.overrides)
+    if options.seeds is not None:
+        if "measure.seeds" in overrides:
+            raise InputError("is given twice", field="--seeds", value=options.seeds, expected="--seeds or --set")
+        overrides["measure.seeds"] = options.seeds
+    scenario = load_scenario(options.scenario, overrides)
+    if not options.quick:
+        return scenario
+    load = scenario.load
+    quick = load.model_copy(
+        update={
+            "users": _few(load.users),
+            "rate_scales": _few(load.rate_scales),
+            "scored_min": min(load.scored_min, 60),
+            "scored_per_user": min(load.scored_per_user, 1),
+            "requests": None if load.requests is None else min(load.requests, 300),
+        }
+    )
+    measure = scenario.measure.model_copy(update={"seeds": options.seeds or min(2, scenario.measure.seeds)})
+    return scenario.model_copy(update={"load": quick, "measure": measure})
+
+
+def arms_of(scenario: Scenario, names: str | None) -> list[str]:
+    """The arms that ``--arms a,b`` names, in that order; all of the scenario's without it."""
+    if names is None:
+        return [arm.name for arm in scenario.arms]
+    chosen = [name.strip() for name in names.split(",")]
+    for name in chosen:
+        scenario.arm(name)
+        if chosen.count(name) > 1:
+            raise InputError(field="--arms", value=names, expected=f"'{name}' once")
+    return chosen
+
+
+def sources_note(scenario: Scenario, table: pd.DataFrame) -> str:
+    """The sentences of a caption that say which inputs are measured, recorded, synthetic or assumed."""
+    costs = table["cost_source"].drop_duplicates()
+    base = costs.str.split(";").str[0].iloc[0]
+    extra = sorted({part for cost in costs for part in cost.split(";")[1:]})
+    drafts = sorted(set(table["drafts_source"]) - {"none"})
+    host = scenario.cluster.host
+    silent = host.base_ms == 0 and host.per_request_ms == 0
+    parts = [
+        f"Step times {base}{' (' + ', '.join(extra) + ')' if extra else ''}.",
+        f"Drafts {', '.join(drafts)}." if drafts else "",
+        f"Requests {table['trace_source'].iloc[0]}; results are conditional on this trace.",
+        "No host overhead (assumed)." if silent else f"Host overhead {host.base_ms:g} ms + ... (scenario).",
+        "Some steps lie outside the profiled sizes (extrapolated)." if table["extrapolated"].any() else "",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def _few(values: tuple[Any, ...], most: int = 4) -> tuple[Any, ...]:
+    if len(values) <= most:
+        return values
+    return tuple(values[round(i * (len(values) - 1) / (most - 1))] for i in range(most))
+
+
+def write_scenario(scenario: Scenario, path: str | Path) -> None:
+    """Save the scenario that was run, and the versions it was run with, as a file that can be run again."""
+    names = ("dspark-sim", "numpy", "scipy", "pandas", "simpy", "matplotlib")
+    versions = ", ".join(f"{name} {version(name)}" for name in names)
+    head = f"# written by dsim: python {platform.python_version()}, {versions}\n"
+    Path(path).write_text(head + tomli_w.dumps(scenario.canonical()), encoding="utf-8")
 
 
 @contextmanager

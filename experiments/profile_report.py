@@ -1,7 +1,7 @@
 """What does a step cost on this machine, and how well do the cost models say it?
 
-Prints a profile's identity, the errors of the three fits (on the data and leaving one size out) and prices at
-a few sizes; draws measured points against the fitted curves, and steps per second.
+Prints a profile's identity, the errors of the fits (on the data and leaving one size out) and prices at a few
+sizes; draws measured points against the fitted curves, and steps per second.
 """
 
 from __future__ import annotations
@@ -23,8 +23,18 @@ from dsim.policy import parse_spec
 from dsim.profile import DEFAULT_PROFILE, MISSING, Profile, load_profile, shipped_profiles
 from experiments._common import run_main, staged_output, write_csv
 
-_COLORS = {"staircase": "#0072B2", "additive": "#009E73", "roofline": "#D55E00", "what-if": "#AA8800"}
+_COLORS = {
+    "staircase": "#0072B2",
+    "additive": "#009E73",
+    "roofline": "#D55E00",
+    "roofline-moe": "#CC79A7",
+    "what-if": "#AA8800",
+}
 _DASHES = ("-", "--", "-.", ":")
+_LAWS = {
+    "roofline": "overhead + max(m0 + m2 B, c1 B)",
+    "roofline-moe": "overhead + max(m0 + m1 (1 - exp(-B / b0)) + m2 B, c1 B)",
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,8 +54,8 @@ def parser() -> argparse.ArgumentParser:
     cli.add_argument(
         "--what-if",
         metavar="NAME:bandwidth=X,compute=Y",
-        help="also draw the roofline on other hardware, X times the memory bandwidth and Y times the "
-        "arithmetic (either may be left out)",
+        help="also draw a roofline on other hardware, X times the memory bandwidth and Y times the arithmetic "
+        "(either may be left out): that of --fit, or of all roofline-moe where it applies",
     )
     cli.add_argument(
         "--context",
@@ -113,10 +123,12 @@ def fitted(profile: Profile, which: str) -> dict[str, StepModel]:
 
 
 def what_if(models: dict[str, StepModel], spec: str) -> RooflineModel:
-    """The roofline on the hardware that ``NAME:bandwidth=X,compute=Y`` describes."""
-    roofline = models.get("roofline")
-    if not isinstance(roofline, RooflineModel):
-        raise InputError("needs the roofline fit", field="--what-if", value=spec, expected="--fit roofline or all")
+    """The last of the rooflines on the hardware that ``NAME:bandwidth=X,compute=Y`` describes."""
+    rooflines = [model for model in models.values() if isinstance(model, RooflineModel)]
+    if not rooflines:
+        raise InputError(
+            "needs a roofline fit", field="--what-if", value=spec, expected="--fit roofline, roofline-moe or all"
+        )
     name, params = parse_spec(spec)
     for key, value in params.items():
         if key not in ("bandwidth", "compute") or isinstance(value, str | bool):
@@ -125,7 +137,7 @@ def what_if(models: dict[str, StepModel], spec: str) -> RooflineModel:
                 value=spec,
                 expected="NAME:bandwidth=NUMBER,compute=NUMBER (one may be left out)",
             )
-    return roofline.on_hardware(name=name, **{key: float(value) for key, value in params.items()})
+    return rooflines[-1].on_hardware(name=name, **{key: float(value) for key, value in params.items()})
 
 
 def chosen_context(profile: Profile, asked: int | None) -> int:
@@ -190,8 +202,8 @@ def error_table(models: dict[str, StepModel]) -> pd.DataFrame:
 def errors_text(errors: pd.DataFrame) -> str:
     """The error table for the terminal."""
     lines = [
-        f"{'':22s}{'in-sample':>28s}      {'leave one size out':>28s}",
-        f"{'fit':12s}{'branch':10s}{'sizes':>7s}{'median':>7s}{'p90':>7s}{'max':>7s}"
+        f"{'':24s}{'in-sample':>28s}      {'leave one size out':>28s}",
+        f"{'fit':14s}{'branch':10s}{'sizes':>7s}{'median':>7s}{'p90':>7s}{'max':>7s}"
         f"      {'sizes':>7s}{'median':>7s}{'p90':>7s}{'max':>7s}",
     ]
     for row in errors.to_dict("records"):
@@ -200,7 +212,7 @@ def errors_text(errors: pd.DataFrame) -> str:
             + "".join(f"{_percent(row[f'{kind}_{what}']):>7s}" for what in ("median", "p90", "max"))
             for kind in ("in_sample", "loo")
         ]
-        lines.append(f"{row['fit']:12s}{row['branch']:10s}{cells[0]}      {cells[1]}")
+        lines.append(f"{row['fit']:14s}{row['branch']:10s}{cells[0]}      {cells[1]}")
     return "\n".join(lines)
 
 
@@ -210,9 +222,13 @@ def _percent(fraction: float) -> str:
 
 def roofline_text(name: str, model: RooflineModel) -> str:
     """The roofline's parameters, one line a context."""
-    lines = [f"\n{name}: T(B) = overhead + max(m0 + m1 (1 - exp(-B / b0)) + m2 B, c1 B), ms"]
+    lines = [f"\n{name}: T(B) = {_LAWS[model.laws[0].form]}, ms"]
     for law in model.laws:
-        shown = zip(("overhead", "m0", "m1", "b0", "m2", "c1"), law.parameters, strict=True)
+        shown = [
+            (key, value)
+            for key, value in zip(("overhead", "m0", "m1", "b0", "m2", "c1"), law.parameters, strict=True)
+            if law.saturates or key not in ("m1", "b0")
+        ]
         bound = law.compute_bound_from
         lines.append(
             "  "
@@ -231,11 +247,11 @@ def price_text(profile: Profile, models: dict[str, StepModel], context: int) -> 
     if 0 < limit < last:
         sizes |= {limit, limit + 1}
     requests = _request_levels(points)[0]
-    lines = [f"{'tokens':>8s}{'measured':>12s}" + "".join(f"{name:>12s}" for name in models)]
+    lines = [f"{'tokens':>8s}{'measured':>12s}" + "".join(f"{name:>14s}" for name in models)]
     for size in sorted(sizes):
         found = np.flatnonzero((points.tokens == size) & (points.requests == requests))
         measured = f"{points.ms[found[0]]:.3f}" if found.size else ""
-        prices = "".join(f"{_table(m, requests, last, context)[size]:12.3f}" for m in models.values())
+        prices = "".join(f"{_table(m, requests, last, context)[size]:14.3f}" for m in models.values())
         lines.append(f"{size:8d}{measured:>12s}{prices}")
     if requests != MISSING and points.requests.min() != points.requests.max():
         lines.append(f"  measured and additive: at {requests} requests")
@@ -330,7 +346,8 @@ def _curve(
     """One model's line, broken at the capture limit: the cliff is a jump, not a slope."""
     label = f"{name}, {requests} requests" if model.depends_on_requests else name
     if name == "what-if":
-        label = ":".join(model.label.split(":")[:2])
+        what, hardware, _, form = model.label.split(":")
+        label = f"{what}:{hardware} ({form})"
     cut = int(np.searchsorted(tokens, limit, side="right")) if limit else tokens.size
     stepped = name == "staircase" and limit > 0
     for part, piece in enumerate((slice(None, cut), slice(cut, None))):

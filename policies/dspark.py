@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dsim.errors import InputError
-from dsim.planning import allowed, cumulative_value, top_k
+from dsim.planning import cumulative_value, top_k
 from dsim.policy import BasePolicy, IntArray, PolicyView, Traits
 
 
@@ -59,8 +59,7 @@ class DSpark(BasePolicy):
         requests, base = view.requests, view.base_tokens
         if requests == 0:
             return np.zeros(0, dtype=np.int64)
-        candidates = allowed(view.caps, view.gamma)
-        tau = cumulative_value(view.survival(self.lag) * candidates, start=requests)
+        tau = cumulative_value(view.survival(self.lag), start=requests)
         throughput = tau / view.verify_ms[base : base + tau.size]
         # argmax takes the first of equal maxima: the smallest K.
-        return top_k(view.survival() * candidates, int(throughput.argmax()))
+        return top_k(view.survival(), int(throughput.argmax()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dsim.planning import allowed, cumulative_value, first_non_gain, top_k
+from dsim.planning import cumulative_value, first_non_gain, top_k
 from dsim.policy import BasePolicy, IntArray, PolicyView, Traits
 
 
@@ -47,7 +47,7 @@ class DSparkAlgorithm1(BasePolicy):
         requests, base = view.requests, view.base_tokens
         if requests == 0:
             return np.zeros(0, dtype=np.int64)
-        survival = view.survival() * allowed(view.caps, view.gamma)
+        survival = view.survival()
         tau = cumulative_value(survival, start=requests)
         throughput = tau / view.verify_ms[base : base + tau.size]
         return top_k(survival, first_non_gain(throughput))

@@ -18,10 +18,20 @@ from hypothesis import strategies as st
 
 from dsim.cost import FITS, ErrorSummary, RooflineModel, StepCost, StepModel, fit
 from dsim.cost.points import warm_median
+from dsim.cost.roofline import MIN_SIZES
 from dsim.errors import InputError
 from dsim.profile import DEFAULT_PROFILE, MISSING, Profile, Samples, load_profile, read_profile, shipped_profiles
+from dsim.scenario import Point, load_scenario, simulate
 
 B300 = load_profile(DEFAULT_PROFILE)
+DOCS = Path(__file__).parents[1] / "docs" / "cost-model.md"
+
+
+def documented_rows(section: str, name: str) -> list[list[str]]:
+    """Cells of the table rows about one fit in a section of the documentation, without the name of the fit."""
+    found = [part for part in DOCS.read_text().split("\n## ") if part.startswith(section)]
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in found[0].splitlines()]
+    return [cells[1:] for cells in rows if len(cells) > 1 and name in cells[0].split(", ")]
 
 
 def profile(
@@ -166,13 +176,12 @@ def test_staircase_properties(drawn: tuple[list[float], set[int], int]) -> None:
 
 @settings(max_examples=12, deadline=None)
 @given(drawn=sizes_and_times)
-def test_additive_and_roofline_never_fall(drawn: tuple[list[float], set[int], int]) -> None:
+def test_additive_and_rooflines_never_fall(drawn: tuple[list[float], set[int], int]) -> None:
     ms, sizes, _ = drawn
     tokens = sorted(sizes)
     measured = profile(list(zip(tokens, ms, strict=True)))
     models = [fit(measured, "additive")]
-    if len(tokens) >= 4:
-        models.append(fit(measured, "roofline"))
+    models += [fit(measured, name) for name in ROOFLINES if len(tokens) >= MIN_SIZES[name]]
     for cost in models:
         table = cost.verify_table(1, tokens[-1])
         assert (np.diff(table[1:]) >= 0).all()
@@ -226,59 +235,104 @@ def law(tokens: npt.ArrayLike, x: tuple[float, ...]) -> npt.NDArray[np.float64]:
     return overhead + np.maximum(m0 + m1 * (1 - np.exp(-b / b0)) + m2 * b, c1 * b)
 
 
-def test_roofline_recovers_its_own_law() -> None:
-    truth = (4.0, 0.0, 6.0, 100.0, 0.004, 0.02)
-    sizes = [1, 2, 4, *range(8, 1025, 24)]
-    measured = profile([(b, float(law(b, truth))) for b in sizes])
-    cost = fit(measured, "roofline")
+SIZES = [1, 2, 4, *range(8, 1025, 24)]
+ROOFLINES = ("roofline", "roofline-moe")
+
+
+def through(truth: tuple[float, ...]) -> Profile:
+    return profile([(b, float(law(b, truth))) for b in SIZES])
+
+
+@pytest.mark.parametrize(
+    ("name", "truth", "bound"),
+    [
+        ("roofline", (4.0, 3.0, 0.0, 1.0, 0.004, 0.02), 188),  # 3 = 0.016 x 187.5
+        ("roofline", (7.12, 1.82, 0.0, 1.0, 0.00642, 0.02034), 131),  # a bend that is easily missed
+        ("roofline-moe", (4.0, 0.0, 6.0, 100.0, 0.004, 0.02), 366),  # 6 (1 - exp(-3.66)) = 0.016 x 366
+    ],
+)
+def test_roofline_recovers_its_own_law(name: str, truth: tuple[float, ...], bound: int) -> None:
+    cost = fit(through(truth), name)
     assert isinstance(cost, RooflineModel)
-    table = cost.verify_table(1, sizes[-1])
-    assert table[1:] == pytest.approx(law(np.arange(1, sizes[-1] + 1), truth), rel=2e-3)
+    table = cost.verify_table(1, SIZES[-1])
+    assert table[1:] == pytest.approx(law(np.arange(1, SIZES[-1] + 1), truth), rel=2e-3)
     found = cost.laws[0]
-    assert found.c1 == pytest.approx(0.02, rel=0.01)
-    assert found.compute_bound_from == pytest.approx(366, abs=3)  # 6 (1 - exp(-3.66)) = 0.016 x 366
+    assert found.c1 == pytest.approx(truth[-1], rel=0.01)
+    assert found.compute_bound_from == pytest.approx(bound, abs=3)
     assert ErrorSummary.of(cost.residuals()).max < 2e-3
+    assert cost.label == f"measured:box:{name}"
 
 
-def test_roofline_sees_no_compute_bound_where_there_is_none() -> None:
+def test_the_forms_do_not_depend_on_the_number_of_sizes() -> None:
+    saturating = through((4.0, 0.0, 6.0, 100.0, 0.004, 0.02))
+    plain, moe = fit(saturating, "roofline"), fit(saturating, "roofline-moe")
+    assert isinstance(plain, RooflineModel)
+    assert isinstance(moe, RooflineModel)
+    assert (plain.laws[0].m1, plain.laws[0].saturates) == (0.0, False)
+    assert moe.laws[0].m1 > 5.0
+    # Convex: the price of one more token never falls, whatever was measured.
+    assert (np.diff(plain.verify_table(1, SIZES[-1])[1:], n=2) > -5e-6).all()
+    for cost in (plain, moe):
+        mine = cost.laws[0]
+        fewer = mine.refit(mine.points.take(np.arange(len(SIZES)) != 7))
+        assert fewer is not None
+        assert (fewer.form, fewer.m1 > 0.0) == (mine.form, mine.saturates)
+
+
+def test_leave_one_out_keeps_the_form_where_the_rest_is_too_few_for_a_fit() -> None:
+    truth = (4.0, 0.0, 6.0, 50.0, 0.004, 0.0)
+    ten = [(b, float(law(b, truth))) for b in (1, 4, 8, 16, 32, 64, 96, 128, 192, 256)]
+    cost = fit(profile(ten), "roofline-moe")
+    outside = cost.loo()
+    assert outside["tokens"].tolist() == [b for b, _ in ten[1:-1]]
+    assert ErrorSummary.of(outside).max < 1e-3
+    assert fit(profile(ten[:4]), "roofline").loo().empty  # three points, four parameters
+
+
+@pytest.mark.parametrize("name", ROOFLINES)
+def test_roofline_sees_no_compute_bound_where_there_is_none(name: str) -> None:
     measured = profile([(b, 5.0 + 0.01 * b) for b in range(1, 200, 10)])
-    cost = fit(measured, "roofline")
+    cost = fit(measured, name)
     assert isinstance(cost, RooflineModel)
     found = cost.laws[0]
     assert found.c1 == 0.0
     assert found.compute_bound_from is None
     assert found.overhead == pytest.approx(5.0, abs=0.05)  # constant time is overhead, not bandwidth
-    assert any("no compute bound" in note for note in cost.notes)
+    assert cost.notes == ("no compute bound seen within the profiled sizes: compute what-ifs are refused",)
     with pytest.raises(InputError, match="never becomes compute-bound"):
         cost.on_hardware(compute=2.0, name="other")
 
 
-def test_roofline_on_b300_is_smooth_and_keeps_the_eager_branch() -> None:
-    cost = fit(B300, "roofline")
+@pytest.mark.parametrize("name", ROOFLINES)
+def test_roofline_on_b300_is_smooth_and_keeps_the_eager_branch(name: str) -> None:
+    cost = fit(B300, name)
     table = cost.verify_table(1, 16384)
     rise = np.diff(table[1:1025])
-    assert (rise >= 0).all()
+    assert (rise > 0).all()
     assert rise.max() < 0.06  # no steps: the staircase has some above 1 ms
     assert table[1025:1537].tolist() == [104.489] * 512
     assert table[16384] == 234.8918
-    errors = ErrorSummary.of(cost.residuals(), "captured")
-    assert errors.n == 83
-    assert errors.median < 0.022
-    assert errors.p90 < 0.07
-    assert errors.max < 0.11
     assert cost.draft_ms(3) == pytest.approx((0.9171 + 0.9971) / 2, abs=1e-6)  # linear, not stepped
 
 
-def test_roofline_needs_four_sizes() -> None:
-    with pytest.raises(InputError, match=r"box, field 'tokens'.*got '3 sizes', expected at least 4"):
-        fit(profile([(1, 1.0), (2, 2.0), (4, 3.0)]), "roofline")
+@pytest.mark.parametrize(("name", "fewest"), [("roofline", 4), ("roofline-moe", 10)])
+def test_rooflines_need_sizes(name: str, fewest: int) -> None:
+    measured = [(b, 1.0 + b) for b in range(1, fewest + 1)]
+    assert isinstance(fit(profile(measured), name), RooflineModel)
+    too_few = rf"too few sizes for the {name} fit, got '{fewest - 1} sizes', expected at least {fewest} "
+    with pytest.raises(InputError, match=too_few):
+        fit(profile(measured[:-1]), name)
+    # Eager sizes do not count.
+    captured = tuple(b for b, _ in measured[:-1])
+    with pytest.raises(InputError, match=too_few):
+        fit(profile([*measured[:-1], (50, 90.0), (60, 91.0)], captured=captured), name)
 
 
 def test_what_if_scales_terms_and_label() -> None:
-    measured = fit(B300, "roofline")
+    measured = fit(B300, "roofline-moe")
     assert isinstance(measured, RooflineModel)
     faster = measured.on_hardware(bandwidth=2.0, compute=4.0, name="dream")
-    assert faster.label == "what-if:dream:b300x4-dsv4-flash-0731:roofline"
+    assert faster.label == "what-if:dream:b300x4-dsv4-flash-0731:roofline-moe"
     old, new = measured.laws[0], faster.laws[0]
     assert (new.overhead, new.b0) == (old.overhead, old.b0)
     assert (new.m1, new.m2, new.c1) == (old.m1 / 2, old.m2 / 2, old.c1 / 4)
@@ -289,7 +343,7 @@ def test_what_if_scales_terms_and_label() -> None:
     slower = measured.on_hardware(bandwidth=0.01, name="slow")
     assert (np.diff(slower.verify_table(1, 16384)) >= 0).all()
     again = faster.on_hardware(bandwidth=0.5, compute=0.25, name="back")
-    assert again.label == "what-if:back:b300x4-dsv4-flash-0731:roofline"
+    assert again.label == "what-if:back:b300x4-dsv4-flash-0731:roofline-moe"
     assert again.verify_table(1, 1024).tolist() == measured.verify_table(1, 1024).tolist()
     for arguments in (
         {"bandwidth": 0.0, "name": "x"},
@@ -300,6 +354,16 @@ def test_what_if_scales_terms_and_label() -> None:
     ):
         with pytest.raises(InputError):
             measured.on_hardware(**arguments)
+
+
+def test_what_if_of_the_textbook_form() -> None:
+    measured = fit(through((4.0, 3.0, 0.0, 1.0, 0.004, 0.02)), "roofline")
+    assert isinstance(measured, RooflineModel)
+    faster = measured.on_hardware(bandwidth=2.0, name="dream")
+    assert faster.label == "what-if:dream:box:roofline"
+    assert faster.laws[0].form == "roofline"
+    table = faster.verify_table(1, 1000)
+    assert table[[50, 1000]] == pytest.approx([4.0 + 1.5 + 0.002 * 50, 4.0 + 0.02 * 1000], rel=1e-3)
 
 
 # -- errors of the fits ----------------------------------------------------------------------------------
@@ -332,16 +396,16 @@ def test_leave_one_out_of_two_axes_skips_what_the_rest_does_not_determine() -> N
 
 
 @pytest.mark.parametrize("name", FITS)
-def test_b300_fit_errors_stay_what_the_documentation_says(name: str) -> None:
-    documented = {  # docs/cost-model.md: p90 in-sample, p90 leave-one-size-out, captured sizes
-        "staircase": (0.074, 0.090),
-        "additive": (0.041, 0.049),
-        "roofline": (0.066, 0.068),
-    }
+def test_b300_fit_errors_are_what_the_documentation_says(name: str) -> None:
     cost = fit(B300, name)
-    inside, outside = ErrorSummary.of(cost.residuals(), "captured"), ErrorSummary.of(cost.loo(), "captured")
-    assert (inside.n, outside.n) == (83, 81)
-    assert (inside.p90, outside.p90) == pytest.approx(documented[name], abs=5e-4)
+    frames = cost.residuals(), cost.loo()
+    for branch, sizes in (("captured", (83, 81)), ("eager", (5, 3))):
+        found = [ErrorSummary.of(frame, branch) for frame in frames]
+        assert tuple(summary.n for summary in found) == sizes
+        rows = [row for row in documented_rows("How well they fit", name) if row[0].split()[0] == branch]
+        assert len(rows) == 1
+        percent = [100 * value for summary in found for value in (summary.median, summary.p90, summary.max)]
+        assert [float(cell) for cell in rows[0][1:]] == pytest.approx(percent, abs=0.02)
 
 
 # -- the model around the fits ---------------------------------------------------------------------------
@@ -452,14 +516,16 @@ def test_no_draft_samples() -> None:
 
 
 def test_unknown_fit_lists_the_known_ones() -> None:
-    with pytest.raises(InputError, match="unknown fit, got 'spline', expected one of staircase, additive, roofline"):
+    with pytest.raises(
+        InputError, match="unknown fit, got 'spline', expected one of staircase, additive, roofline, roofline-moe"
+    ):
         fit(B300, "spline")
-    for name in ("additive", "roofline"):
+    for name in ("additive", *ROOFLINES):
         with pytest.raises(InputError, match="running_max"):
             fit(B300, name, running_max=False)
 
 
-@pytest.mark.parametrize("name", ["staircase", "roofline"])
+@pytest.mark.parametrize("name", ["staircase", *ROOFLINES])
 def test_several_request_counts_at_one_size_need_the_additive_fit(name: str) -> None:
     with pytest.raises(InputError, match=r"unnamed-dsv4-pro-trtllm.*got 384, expected .*additive fit"):
         fit(load_profile("unnamed-dsv4-pro-trtllm"), name)
@@ -488,14 +554,16 @@ def test_tables_are_kept() -> None:
 @pytest.mark.parametrize("name", shipped_profiles())
 def test_every_shipped_profile_has_a_model(name: str) -> None:
     shipped = load_profile(name)
-    models: list[StepModel] = []
+    models: dict[str, StepModel] = {}
     for which in FITS:
         try:
-            models.append(fit(shipped, which))
+            models[which] = fit(shipped, which)
         except InputError:
             continue
-    assert models
-    for cost in models:
+    words = {FITS: "all", FITS[:-1]: "all but roofline-moe"}.get(tuple(models), ", ".join(models))
+    documented = documented_rows("The shipped profiles", f"`{name}`" + " (default)" * (name == DEFAULT_PROFILE))
+    assert [row[-1] for row in documented] == [words]
+    for cost in models.values():
         requests = cost.max_requests or 1
         table = cost.verify_table(requests, cost.max_tokens)
         assert (np.diff(table) >= 0).all()
@@ -507,7 +575,7 @@ def test_replace_keeps_the_class() -> None:
 
 
 def test_documented_profile_example(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[1] / "docs" / "cost-model.md").read_text()
+    text = DOCS.read_text()
     for suffix in ("csv", "toml"):
         block = re.search(rf"```{suffix}\n(.*?)```", text, re.DOTALL)
         assert block is not None
@@ -517,21 +585,46 @@ def test_documented_profile_example(tmp_path: Path) -> None:
     assert cost.verify_table(1, 32)[[1, 2, 9, 32]].tolist() == [8.12, 8.55, 9.4, 11.9]
     assert (cost.draft_ms(2), cost.prefill_ms(1280)) == (1.32, 58.5)
     assert isinstance(fit(example, "roofline"), RooflineModel)
+    with pytest.raises(InputError, match="too few sizes"):
+        fit(example, "roofline-moe")
 
 
 def test_documented_numbers() -> None:
     cost = fit(B300)
     assert cost.verify_table(64, 400)[65] == 8.2143
     assert (cost.draft_ms(64), cost.prefill_ms(1000)) == (2.2743, 20.2557)
-    roofline = fit(B300, "roofline")
-    assert isinstance(roofline, RooflineModel)
-    overhead, m0, m1, b0, m2, c1 = roofline.laws[0].parameters
+    plain, moe = fit(B300, "roofline"), fit(B300, "roofline-moe")
+    assert isinstance(plain, RooflineModel)
+    assert isinstance(moe, RooflineModel)
+    overhead, m0, m1, b0, m2, c1 = moe.laws[0].parameters
     assert (overhead, m0, m1, b0) == pytest.approx((5.020, 0.0, 6.808, 175.5), abs=0.06)
     assert (1e3 * m2, 1e3 * c1) == pytest.approx((7.737, 15.46), abs=0.01)
-    assert roofline.laws[0].compute_bound_from == pytest.approx(876, abs=3)
+    assert moe.laws[0].compute_bound_from == pytest.approx(876, abs=3)
+    microseconds = 1e3 * np.diff(moe.verify_table(1, 1024))
+    assert microseconds[[1, 128, 870, 880]] == pytest.approx([46.2, 26.4, 8.0, 15.46], abs=0.1)
+
+    overhead, m0, m1, _, m2, c1 = plain.laws[0].parameters
+    assert (overhead, 1e3 * m2) == pytest.approx((7.440, 14.14), abs=0.005)
+    assert (m0, m1, c1) == pytest.approx((0.0, 0.0, 0.0), abs=1e-9)
+    assert plain.laws[0].compute_bound_from is None
+    small = plain.residuals().query("tokens <= 56")
+    assert small["fitted_ms"].iloc[0] == pytest.approx(7.45, abs=0.005)
+    assert (small["relative_error"].min(), small["relative_error"].max()) == pytest.approx((0.15, 0.46), abs=0.006)
+    shown = moe.on_hardware(bandwidth=2.0, compute=1.5, name="next-gen").label
+    assert f"# '{shown}'" in DOCS.read_text()
 
 
-@pytest.mark.parametrize("module", ["dsim.profile", "dsim.cost", "dsim.cost.model", "dsim.cost.points"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["staircase", *ROOFLINES])
+def test_documented_budgets(name: str) -> None:
+    (users,), (budgets,) = (documented_rows("Which roofline", key) for key in ("users", name))
+    scenario = load_scenario("decode-node", {"cost.fit": name})
+    rows = [simulate(scenario, Point("dspark", 0, users=int(count))).row for count in users]
+    found = [row["verification_budget"] for row in rows]
+    assert [float(cell) for cell in budgets] == pytest.approx(found, abs=0.006)
+
+
+@pytest.mark.parametrize("module", ["dsim.profile.files", "dsim.cost", "dsim.cost.model", "dsim.cost.points"])
 def test_docstring_examples(module: str) -> None:
     result = doctest.testmod(importlib.import_module(module))
     assert result.attempted > 0

@@ -6,7 +6,7 @@ import doctest
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -50,6 +50,7 @@ def assert_prefixes_are_best(survival, lengths):
         assert survival[admitted].min() >= survival[~admitted].max()
 
 
+@settings(deadline=None)
 @given(survivals(), st.integers(0, 40))
 def test_top_k_equals_the_stable_argsort(survival, k):
     lengths = top_k(survival, k)
@@ -58,6 +59,7 @@ def test_top_k_equals_the_stable_argsort(survival, k):
     assert_prefixes_are_best(survival, lengths)
 
 
+@settings(deadline=None)
 @given(survivals(), st.integers(0, 40), st.data())
 def test_top_k_under_caps(survival, k, data):
     requests, gamma = survival.shape
@@ -104,6 +106,7 @@ def test_top_k_leaves_its_input_alone():
     assert top_k(survival, 2, np.array([1, 1])).tolist() == [1, 1]
 
 
+@settings(deadline=None)
 @given(survivals(), st.integers(0, 300))
 def test_cumulative_value_is_the_sequential_sum(survival, start):
     expected, total = [float(start)], float(start)
@@ -118,6 +121,7 @@ def test_cumulative_value_adds_in_double_precision():
     assert cumulative_value(thirds)[-1] == pytest.approx(500 * float(np.float32(1 / 3)), rel=1e-14)
 
 
+@settings(deadline=None)
 @given(survivals())
 def test_descending(survival):
     result = descending(survival)

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 #: Names of the fits.
-FITS = ("staircase", "additive", "roofline")
+FITS = ("staircase", "additive", "roofline", "roofline-moe")
 
 
 def fit(
@@ -45,9 +45,11 @@ def fit(
         Measured steps.
     model
         ``staircase``: the medians, priced at the next captured size. ``additive``: bias + alpha(requests) +
-        theta(tokens). ``roofline``: smooth, from a memory and a compute term (a `RooflineModel`).
+        theta(tokens). ``roofline``: smooth, from an overhead, a memory and a compute term, each a straight line.
+        ``roofline-moe``: the same with a memory term that saturates as a batch touches all experts. The last
+        two are a `RooflineModel`.
     running_max
-        Of the staircase: a larger step is never cheaper. The other two are non-decreasing by construction and
+        Of the staircase: a larger step is never cheaper. The others are non-decreasing by construction and
         refuse False.
     allow_extrapolation
         Continue in a straight line where the profile ends, instead of raising. Label what comes out.
@@ -95,6 +97,6 @@ def fit(
     if model == "staircase":
         stairs = tuple(fit_staircase(item, running_max=running_max) for item in points)
         return StepModel(fits=stairs, **common)
-    rooflines = [fit_roofline(item, profile.name) for item in points]
+    rooflines = [fit_roofline(item, profile.name, model) for item in points]
     notes = dict.fromkeys(note for _, found in rooflines for note in found)
     return RooflineModel(fits=tuple(law for law, _ in rooflines), notes=tuple(notes), **common)

@@ -31,6 +31,8 @@ class StepCost(Protocol):
     max_tokens, max_requests
         Largest profiled verify step (tokens) and draft batch (requests; 0 where no draft was profiled). Where
         the verify samples include the draft, `max_requests` is the largest verify batch.
+    max_prefill_tokens
+        Longest prompt (tokens) that the profile prices.
 
     Examples
     --------
@@ -60,6 +62,8 @@ class StepCost(Protocol):
     def max_tokens(self) -> int: ...
     @property
     def max_requests(self) -> int: ...
+    @property
+    def max_prefill_tokens(self) -> int: ...
 
     def verify_table(self, requests: int, max_tokens: int, context: float | None = None) -> FloatArray:
         """float64[max_tokens + 1]: ms of a target pass by the tokens in it; entry 0 is 0."""

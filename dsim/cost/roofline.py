@@ -1,4 +1,8 @@
-"""The roofline: a smooth step time from a memory term, a compute term and an overhead."""
+"""Rooflines: a smooth step time from a memory term, a compute term and an overhead, in two forms.
+
+``roofline`` is the textbook one, whose memory term is a straight line. ``roofline-moe`` adds the experts that a
+growing batch touches. Which one a user wants is a choice and never follows from the number of sizes.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,8 @@ from dsim.cost.points import Curve, Points, price_between
 from dsim.errors import InputError
 from dsim.profile import FloatArray, IntArray
 
-#: Fewest captured sizes that determine a roofline, and those that also show expert saturation.
-MIN_SIZES = 4
-MIN_SIZES_SATURATION = 10
+#: The two forms, and the fewest captured sizes that each is fitted to.
+MIN_SIZES = {"roofline": 4, "roofline-moe": 10}
 
 # Relative residuals above this count less and less (soft L1): the measured staircase has steps of a few
 # percent that a smooth curve is not meant to follow.
@@ -32,6 +35,8 @@ class Roofline:
 
     Parameters
     ----------
+    form
+        ``roofline`` (m1 is 0, and b0 has no effect) or ``roofline-moe``.
     points
         The medians that were fitted (captured sizes), and those above the limit.
     overhead
@@ -53,6 +58,7 @@ class Roofline:
     what-if does not speed up what was not shown to be bandwidth.
     """
 
+    form: str
     points: Points
     overhead: float
     m0: float
@@ -62,6 +68,11 @@ class Roofline:
     c1: float
     compute_gain: float
     eager_ms: FloatArray
+
+    @property
+    def saturates(self) -> bool:
+        """Whether the memory term has the part that saturates."""
+        return self.form == "roofline-moe"
 
     @property
     def parameters(self) -> FloatArray:
@@ -97,13 +108,12 @@ class Roofline:
         return ms
 
     def refit(self, points: Points) -> Roofline | None:
-        """The law fitted to other points, started from this one."""
+        """The same form fitted to other points, started from this law; None with fewer points than parameters."""
         inside = points.take(~points.eager)
-        if inside.tokens.size < MIN_SIZES:
+        if inside.tokens.size < (6 if self.saturates else 4):
             return None
-        saturates = self.points.tokens[~self.points.eager].size >= MIN_SIZES_SATURATION
-        x, _ = _minimize(inside, [self.parameters], saturates=saturates, compute=self.c1 > 0.0)
-        return _build(points, x, self.compute_gain)
+        x, _ = _minimize(inside, [self.parameters], saturates=self.saturates, compute=self.c1 > 0.0)
+        return _build(self.form, points, x, self.compute_gain)
 
 
 class RooflineModel(StepModel):
@@ -127,9 +137,9 @@ class RooflineModel(StepModel):
         Notes
         -----
         The memory term is divided by `bandwidth` and the compute term by `compute`. Overhead and the eager
-        branch stay: launches do not speed up. Of the draft curve, what the smallest batch costs stays and the
-        rest is divided by the smaller factor; of measured prefills, the shortest stays and the rest is
-        divided by `compute`.
+        branch stay: launches do not speed up. The form stays, and ends the label. Of the draft curve, what the
+        smallest batch costs stays and the rest is divided by the smaller factor; of measured prefills, the
+        shortest stays and the rest is divided by `compute`.
 
         Raises
         ------
@@ -161,10 +171,10 @@ class RooflineModel(StepModel):
             )
             for law in self.laws
         )
-        profile = self.label.split(":")[-2]
+        profile, form = self.label.split(":")[-2:]
         return replace(
             self,
-            label=f"what-if:{name}:{profile}:roofline",
+            label=f"what-if:{name}:{profile}:{form}",
             fits=laws,
             draft=_scaled(self.draft, min(bandwidth, compute)),
             prefill=_scaled(self.prefill, compute),
@@ -175,33 +185,43 @@ class RooflineModel(StepModel):
         )
 
 
-def fit_roofline(points: Points, profile_name: str) -> tuple[Roofline, tuple[str, ...]]:
+def fit_roofline(points: Points, profile_name: str, form: str) -> tuple[Roofline, tuple[str, ...]]:
     """Robust bounded least squares on relative errors, from a fixed set of starting points.
+
+    Parameters
+    ----------
+    points, profile_name
+        What to fit, and its name for errors.
+    form
+        ``roofline`` or ``roofline-moe``.
 
     Returns
     -------
     The law, and notes on what it does not determine.
+
+    Raises
+    ------
+    InputError
+        Fewer captured sizes than `MIN_SIZES` of the form.
     """
     inside = points.take(~points.eager)
-    if inside.tokens.size < MIN_SIZES:
+    if inside.tokens.size < MIN_SIZES[form]:
         raise InputError(
-            "too few sizes for the roofline fit",
+            f"too few sizes for the {form} fit",
             file=profile_name,
             field="tokens",
             value=f"{inside.tokens.size} sizes",
-            expected=f"at least {MIN_SIZES} verify sizes up to the capture limit",
+            expected=f"at least {MIN_SIZES[form]} verify sizes up to the capture limit",
         )
-    saturates = inside.tokens.size >= MIN_SIZES_SATURATION
+    saturates = form == "roofline-moe"
     starts = _starts(inside, saturates=saturates)
     without, cost_without = _minimize(inside, starts, saturates=saturates, compute=False)
     x, cost = _minimize(inside, starts, saturates=saturates, compute=True)
     gain = 1.0 - cost / cost_without if cost_without > 0.0 else 0.0
-    law = _build(points, x, gain)
+    law = _build(form, points, x, gain)
     if gain < _MIN_GAIN or law.compute_bound_from is None:
-        law = _build(points, without, 0.0)
+        law = _build(form, points, without, 0.0)
     notes = []
-    if not saturates:
-        notes.append(f"no expert saturation fitted: {inside.tokens.size} sizes, it takes {MIN_SIZES_SATURATION}")
     if law.c1 == 0.0:
         notes.append("no compute bound seen within the profiled sizes: compute what-ifs are refused")
     elif law.compute_gain < _WEAK_GAIN:
@@ -238,17 +258,24 @@ def _gradient(x: FloatArray, tokens: IntArray) -> FloatArray:
 
 
 def _starts(points: Points, *, saturates: bool) -> list[FloatArray]:
-    """Saturation scales spread over the sizes, with the compute bound early, late or beyond them."""
+    """Starts that differ in where the curve bends: by saturation, or only where the compute bound begins."""
     first, last = float(points.ms[0]), float(points.ms[-1])
     largest = float(points.tokens[-1])
     rise = max(last - first, 1e-6)
     slope = rise / largest
-    scales, share = (largest * np.array([0.03, 0.1, 0.3]), 0.5) if saturates else (np.array([largest]), 0.0)
-    return [
-        np.array([0.8 * first, 0.1 * first, share * rise, scale, (1 - share) * slope, c * slope])
-        for scale in scales
-        for c in (0.5, 1.0, 1.5)
-    ]
+    if saturates:  # over scales of the saturation, with the compute bound early, late or beyond the sizes
+        return [
+            np.array([0.8 * first, 0.1 * first, 0.5 * rise, scale * largest, 0.5 * slope, c * slope])
+            for scale in (0.03, 0.1, 0.3)
+            for c in (0.5, 1.0, 1.5)
+        ]
+    starts = []
+    for share in (0.1, 0.5, 0.9):  # of the first step's time, called overhead
+        overhead, m0 = share * first, (1.0 - share) * first
+        c1 = (last - overhead) / largest
+        for bend in (0.1, 0.3, 0.6):  # of the largest size: the two lines through the ends meet there
+            starts.append(np.array([overhead, m0, 0.0, largest, max(c1 - m0 / (bend * largest), 0.0), c1]))
+    return starts
 
 
 def _minimize(points: Points, starts: list[FloatArray], *, saturates: bool, compute: bool) -> tuple[FloatArray, float]:
@@ -298,10 +325,10 @@ def _minimize(points: Points, starts: list[FloatArray], *, saturates: bool, comp
     return best
 
 
-def _build(points: Points, x: FloatArray, gain: float) -> Roofline:
+def _build(form: str, points: Points, x: FloatArray, gain: float) -> Roofline:
     eager_ms = np.maximum.accumulate(points.ms[points.eager])
     overhead, m0, m1, b0, m2, c1 = (float(value) for value in x)
-    return Roofline(points, overhead, m0, m1, b0, m2, c1, gain, eager_ms)
+    return Roofline(form, points, overhead, m0, m1, b0, m2, c1, gain, eager_ms)
 
 
 def _scaled(curve: Curve | None, factor: float) -> Curve | None:

@@ -124,7 +124,8 @@ class BankDrafts:
         self._usable = bank.usable()
         self._members = [np.flatnonzero(bank.domain == i) for i in range(len(header.domains))]
         self._confidence = bank.confidence if wanted == header.gamma else bank.confidence[:, :wanted]
-        self._accepted = np.minimum(bank.accepted, wanted).astype(np.int64)
+        self._accepted = bank.accepted
+        self._truncated = wanted < header.gamma
         self._alpha_bytes = bank.alpha_bytes[:, :wanted]
         self._shift_alpha: npt.NDArray[np.float64] | None = None
         if tilt is not None:
@@ -180,7 +181,9 @@ class BankDrafts:
         if self._shift_alpha is not None:
             accepted = self._tilted(requests, positions, self._shift_alpha)
         else:
-            accepted = self._accepted.take(rows)
+            accepted = self._accepted.take(rows).astype(np.int64)
+            if self._truncated:
+                np.minimum(accepted, self.gamma, out=accepted)
         return self._confidence.take(rows, axis=0), accepted
 
     def luck(self, requests: IntArray, positions: IntArray) -> npt.NDArray[np.float64]:
@@ -193,7 +196,7 @@ class BankDrafts:
         k = np.arange(self.gamma)
         raw = uniform(self._seed + 1, requests[:, None], positions[:, None], k[None, :])
         alpha = _clipped(self._alpha_bytes[rows] / 255)
-        accepted = self._accepted[rows][:, None]
+        accepted = self._accepted[rows].astype(np.int64)[:, None]
         return np.where(k < accepted, raw * alpha, np.where(k == accepted, alpha + raw * (1 - alpha), raw))
 
     def _tilted(self, requests: IntArray, positions: IntArray, shift: npt.NDArray[np.float64]) -> IntArray:

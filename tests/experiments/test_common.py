@@ -103,7 +103,7 @@ def test_override_values_are_toml_or_text(text: str, expected: tuple[str, object
     assert parse_override(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "a", "=1", "a=", "a b=1", "a..b=1", "1a=2", ".=1"])
+@pytest.mark.parametrize("text", ["", "a", "=1", "a=", "a b=1", "a..b=1", ".=1"])
 def test_malformed_overrides_are_errors(text: str) -> None:
     with pytest.raises(InputError):
         parse_override(text)

@@ -28,15 +28,22 @@ def test_report_of_the_default_profile(tmp_path: Path, capsys: pytest.CaptureFix
     text = capsys.readouterr().out
     assert "b300x4-dsv4-flash-0731 (measured)" in text
     assert "83 sizes, 1 to 1024 tokens" in text
-    assert "compute-bound from" in text
+    laws = [line for line in text.splitlines() if line.startswith("  overhead ")]
+    assert [("b0" in line, "compute-bound from" in line) for line in laws] == [
+        (False, False),
+        (True, True),
+        (True, True),
+    ]
+    assert "what-if: bandwidth x 2" in text
     price = next(line for line in text.splitlines() if line.split()[:1] == ["1024"])
     assert price.split()[1:3] == ["20.634", "20.634"]
     assert sorted(file.name for file in out.iterdir()) == FILES
     assert [file.name for file in out.parent.iterdir()] == ["report"]
 
     errors = pd.read_csv(out / "errors.csv")
-    assert errors["fit"].tolist() == ["staircase", "staircase", "additive", "additive", "roofline", "roofline"]
-    assert errors["in_sample_n"].tolist() == [83, 5] * 3
+    names = ["staircase", "additive", "roofline", "roofline-moe"]
+    assert errors["fit"].tolist() == [name for name in names for _branch in range(2)]
+    assert errors["in_sample_n"].tolist() == [83, 5] * 4
     residuals = pd.read_csv(out / "residuals.csv")
     assert set(residuals["error_kind"]) == {"in-sample", "loo"}
     row = residuals[(residuals["tokens"] == 192) & (residuals["fit"] == "staircase")].iloc[0]
@@ -56,6 +63,15 @@ def test_fits_that_do_not_apply_are_named(tmp_path: Path, capsys: pytest.Capture
     assert "staircase does not apply" in text
     assert "roofline does not apply" in text
     assert "at 32 requests" in text
+
+
+def test_fits_that_lack_sizes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(SMALL, "--what-if", "x:bandwidth=2", "--out", str(tmp_path / "out")) == 0
+    text = capsys.readouterr().out
+    assert "roofline-moe does not apply" in text
+    assert text.count("T(B) = overhead + max(m0 + m2 B, c1 B), ms") == 2  # the what-if is of the other form
+    errors = pd.read_csv(tmp_path / "out" / "errors.csv")
+    assert errors["fit"].tolist() == ["staircase", "additive", "roofline"]
 
 
 def test_a_profile_of_ones_own_with_two_contexts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,11 +96,12 @@ def test_a_profile_of_ones_own_with_two_contexts(tmp_path: Path, capsys: pytest.
         (["nope"], "unknown profile"),
         (["missing/box.csv"], "cannot be read"),
         (["rtx5090-qwen3-4b-dflash16", "--fit", "roofline"], "too few sizes"),
+        ([SMALL, "--fit", "roofline-moe"], "expected at least 10 verify sizes"),
         ([SMALL, "--what-if", "x:compute=2"], "never becomes compute-bound"),
         ([SMALL, "--what-if", "x:speed=2"], "bandwidth=NUMBER"),
         ([SMALL, "--what-if", "x:bandwidth=fast"], "bandwidth=NUMBER"),
         ([SMALL, "--what-if", "x"], "changes nothing"),
-        ([SMALL, "--fit", "additive", "--what-if", "x:bandwidth=2"], "needs the roofline fit"),
+        ([SMALL, "--fit", "additive", "--what-if", "x:bandwidth=2"], "needs a roofline fit"),
         ([SMALL, "--context", "100"], "the profile names none"),
     ],
 )

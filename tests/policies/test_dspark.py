@@ -68,6 +68,8 @@ def test_no_more_than_there_is_now():
 def test_caps_bind_both_the_capacity_and_the_ranking():
     # One draft exists for request 0 and none for request 1: K <= 1.
     assert plan(DSpark(lag=1), GOOD, GOOD, caps=[1, 0]) == [1, 0]
+    # What looked good a step ago is capped away: no capacity, though request 1 has room and good drafts.
+    assert plan(DSpark(lag=1), GOOD, [[1.0, 1.0], [0.0, 0.0]], caps=[0, 2]) == [0, 0]
     # K = 2 comes from request 1 alone (request 0 is capped to 0), though request 0 ranks higher now.
     assert plan(DSpark(lag=1), [[0.9, 0.9], [0.5, 0.5]], GOOD, caps=[0, 2]) == [0, 2]
 

@@ -75,7 +75,7 @@ def theta_of(confidence, verify_ms, lengths):
     return tau / verify_ms[len(lengths) + sum(lengths)]
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_equals_its_transcription(data):
     confidence = data.draw(blocks())
@@ -107,7 +107,7 @@ def test_equals_brute_force_where_theta_has_one_peak(data):
     event(f"admits {min(sum(lengths), 3)} or more")
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_nothing_behind_the_stop_matters(data):
     """Arbitrary confidences behind the first draft that is not admitted, for all requests at once."""
@@ -120,7 +120,7 @@ def test_nothing_behind_the_stop_matters(data):
     assert plan(np.where(behind, noise, confidence), verify_ms) == lengths
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_drafts_not_admitted_may_as_well_be_worse(data):
     confidence = data.draw(blocks())
@@ -132,7 +132,7 @@ def test_drafts_not_admitted_may_as_well_be_worse(data):
     assert plan(np.where(rejected, confidence * factor, confidence), verify_ms) == lengths
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_no_draft_decides_about_the_ones_before_it(data):
     """Non-anticipation: min(l_r, k) depends on c_{r,1..k} only, whatever comes later."""
@@ -146,7 +146,7 @@ def test_no_draft_decides_about_the_ones_before_it(data):
     assert min(plan(confidence, verify_ms)[row], known) == min(plan(changed, verify_ms)[row], known)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_certain_drafts_tie_and_fill_prefixes_in_order(data):
     """c = 1 exactly: all candidates tie, so they are admitted request by request, position by position."""
@@ -158,7 +158,7 @@ def test_certain_drafts_tie_and_fill_prefixes_in_order(data):
     assert lengths == transcription(np.ones(shape, dtype=np.float32), verify_ms)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_a_higher_value_is_never_passed_over(data):
     confidence = data.draw(blocks(elements=st.sampled_from([0.5, 1.0]).map(np.float32)))

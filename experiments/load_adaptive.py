@@ -1,0 +1,149 @@
+"""How do throughput and the verification budget follow the load?
+
+Charts, in the manner of Fig. 8 of the DSpark paper (arXiv 2607.05147), throughput per GPU and the verification
+budget (target tokens a request and step, bonus token included) against concurrency. MTP-1 verifies 2 tokens at
+any load; a load-adaptive policy gives drafts up as the machine fills. Dots are runs (or telemetry windows), lines
+are fitted. --published overlays the paper's own budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from dsim.figures import caption, legend, load_axes, new_figure, overlay_published, save_figure
+from dsim.metrics import windows
+from dsim.scenario import Result
+from dsim.schema import Scenario
+from dsim.sweep import Sweep, grid, run
+from experiments._common import (
+    arms_of,
+    parser,
+    print_table,
+    run_main,
+    scenario_of,
+    sources_note,
+    staged_output,
+    write_csv,
+    write_scenario,
+)
+
+DEFAULT_ARMS = ("mtp1", "dspark")
+COLUMNS = [
+    "arm",
+    "policy",
+    "drafter",
+    "gamma",
+    "concurrency",
+    "seed",
+    "mean_batch_requests",
+    "throughput_tok_s_gpu",
+    "verification_budget",
+    "accepted_length",
+    "acceptance_rate",
+    "tps_per_user",
+    "fallback_steps",
+    "steps",
+    "cost_source",
+    "drafts_source",
+    "extrapolated",
+    "n_scored",
+]
+
+
+def options() -> argparse.ArgumentParser:
+    """Command line of the script."""
+    cli = parser(__doc__, out="results/load_adaptive")
+    cli.add_argument(
+        "--arms", metavar="A,B,...", default=",".join(DEFAULT_ARMS), help="which arms (default: %(default)s)"
+    )
+    cli.add_argument("--windows", action="store_true", help="dots are telemetry windows of load.window_s, not runs")
+    cli.add_argument(
+        "--published",
+        choices=("V4-Flash", "V4-Pro"),
+        help="overlay the paper's Fig. 8 lines of that model: budget as it stands, throughput scaled (see --scale)",
+    )
+    cli.add_argument(
+        "--scale",
+        type=float,
+        metavar="X",
+        help="factor on the published throughput (other hardware); without it only the budget is overlaid",
+    )
+    return cli
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the sweep, print the table, write the files."""
+    cli = options()
+    args = cli.parse_args(argv)
+    if args.scale is not None and args.published is None:
+        cli.error("--scale needs --published")
+    scenario = scenario_of(args)
+    arms = arms_of(scenario, args.arms)
+    with staged_output(args.out) as out:
+        sweep = run(scenario, grid(scenario, arms=arms), jobs=args.jobs, extract=_windows if args.windows else None)
+        report(sweep.table)
+        write_csv(sweep.table[COLUMNS].astype({"n_scored": int, "steps": int}), out / "load_adaptive.csv")
+        cloud = None
+        if args.windows:
+            cloud = _window_table(sweep)
+            write_csv(cloud, out / "load_adaptive_windows.csv")
+        write_scenario(scenario, out / "scenario.toml")
+        draw(sweep.table, cloud, scenario, arms, args, out)
+    print(f"\nwritten to {args.out}: load_adaptive.csv, load_adaptive.png, load_adaptive.svg, scenario.toml")
+
+
+def report(table: pd.DataFrame) -> None:
+    """Means over seeds, by arm and concurrency."""
+    print("\nmeans over seeds")
+    shown = ["mean_batch_requests", "throughput_tok_s_gpu", "verification_budget", "accepted_length", "acceptance_rate"]
+    print_table(table.groupby(["arm", "concurrency"], sort=False)[shown].mean().reset_index())
+
+
+def _windows(result: Result) -> dict[str, np.ndarray]:
+    return windows(result.records, result.window_s)
+
+
+def _window_table(sweep: Sweep) -> pd.DataFrame:
+    """One row a telemetry window; its concurrency is the mean number of requests in decode."""
+    parts = [
+        pd.DataFrame({"arm": row["arm"], "users": row["concurrency"], "seed": row["seed"], **found})
+        for (_, row), found in zip(sweep.table.iterrows(), sweep.extracts, strict=True)
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def draw(
+    table: pd.DataFrame,
+    cloud: pd.DataFrame | None,
+    scenario: Scenario,
+    arms: Sequence[str],
+    args: argparse.Namespace,
+    out: Path,
+) -> None:
+    """Two panels: throughput above, verification budget below."""
+    fig, axes = new_figure(nrows=2, width=7.2, height=6.6, title=f"Load-adaptive verification: {scenario.name}")
+    data = table if cloud is None else cloud
+    dots = "runs" if cloud is None else f"windows of {scenario.load.window_s:g} s"
+    published = (
+        f" Dashed: the paper's Fig. 8, {args.published} (published, hardware not named)." if args.published else ""
+    )
+    caption(fig, f"{sources_note(scenario, table)} Dots: {dots}; lines: fitted through them.{published}")
+    xlabel = "concurrent users" if cloud is None else "requests in decode"
+    load_axes(axes[0, 0], data, arms, "throughput_tok_s_gpu", xlabel=xlabel)
+    load_axes(axes[1, 0], data, arms, "verification_budget", xlabel=xlabel)
+    if args.published:
+        overlay_published(axes[1, 0], "budget", args.published)
+        if args.scale is not None:
+            overlay_published(axes[0, 0], "throughput", args.published, scale=args.scale)
+    for ax in axes[:, 0]:
+        legend(ax)
+    save_figure(fig, out, "load_adaptive")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,202 @@
+"""Which policy gives more tokens a second at the same speed for each user?
+
+Runs every arm of a scenario (drafter + policy + block size) over a range of loads with the same requests and the
+same luck, and charts throughput per GPU against tokens per second and user, in the manner of Fig. 7 of the DSpark
+paper (arXiv 2607.05147). Closed loop by default: the load is a number of users. With --open-loop requests arrive
+at the trace's own times, sped up; telemetry windows are the dots and a fitted frontier the line.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from dsim.errors import InputError
+from dsim.figures import (
+    annotate_match,
+    caption,
+    cloud_axes,
+    frontier_axes,
+    new_figure,
+    overlay_published,
+    save_figure,
+    seeds_note,
+)
+from dsim.frontier import hypervolume_ratio, matched_table, matched_text, nondominated
+from dsim.metrics import windows
+from dsim.scenario import Result
+from dsim.schema import Scenario
+from dsim.sweep import Sweep, grid, run
+from experiments._common import (
+    arms_of,
+    parser,
+    print_table,
+    run_main,
+    scenario_of,
+    sources_note,
+    staged_output,
+    write_csv,
+    write_scenario,
+)
+
+COLUMNS = [
+    "arm",
+    "policy",
+    "drafter",
+    "gamma",
+    "concurrency",
+    "rate_scale",
+    "seed",
+    "tps_per_user",
+    "throughput_tok_s",
+    "throughput_tok_s_gpu",
+    "tpot_p50_ms",
+    "tpot_p99_ms",
+    "ttft_p50_ms",
+    "ttft_p99_ms",
+    "accepted_length",
+    "verification_budget",
+    "acceptance_rate",
+    "wasted_tokens_per_step",
+    "steps",
+    "sim_seconds",
+    "cost_source",
+    "drafts_source",
+    "extrapolated",
+    "n_scored",
+]
+_SHOWN = [
+    "tps_per_user",
+    "throughput_tok_s_gpu",
+    "accepted_length",
+    "verification_budget",
+    "acceptance_rate",
+    "tpot_p99_ms",
+]
+
+
+def options() -> argparse.ArgumentParser:
+    """Command line of the script."""
+    cli = parser(__doc__, out="results/pareto")
+    cli.add_argument("--arms", metavar="A,B,...", help="only these arms (default: all of the scenario)")
+    cli.add_argument("--baseline", metavar="ARM", default="mtp1", help="arm to compare with (default: %(default)s)")
+    cli.add_argument("--open-loop", action="store_true", help="replay arrivals at load.rate_scales times their rate")
+    cli.add_argument("--published", action="store_true", help="overlay the paper's Fig. 7 lines (other hardware)")
+    return cli
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the sweep, print the tables, write the files."""
+    args = options().parse_args(argv)
+    scenario = scenario_of(args)
+    arms = arms_of(scenario, args.arms)
+    if args.baseline not in arms:
+        raise InputError(field="--baseline", value=args.baseline, expected=f"one of the arms: {', '.join(arms)}")
+    load = "rate_scale" if args.open_loop else "concurrency"
+    points = grid(scenario, arms=arms, rate_scales=scenario.load.rate_scales if args.open_loop else None)
+    with staged_output(args.out) as out:
+        sweep = run(scenario, points, jobs=args.jobs, extract=_windows if args.open_loop else None)
+        table = sweep.table
+        report(table, args.baseline, load)
+        write_csv(table[COLUMNS].astype({"n_scored": int, "steps": int}), out / "pareto.csv")
+        cloud = window_table(sweep, scenario) if args.open_loop else None
+        if cloud is not None:
+            write_csv(cloud, out / "pareto_windows.csv")
+        write_scenario(scenario, out / "scenario.toml")
+        draw(table, cloud, scenario, arms, args, out)
+    print(f"\nwritten to {args.out}: pareto.csv, pareto.png, pareto.svg, scenario.toml")
+
+
+def report(table: pd.DataFrame, baseline: str, load: str) -> None:
+    """Means over seeds, matched comparisons, hypervolumes."""
+    print("\nmeans over seeds")
+    print_table(table.groupby(["arm", load], sort=False)[_SHOWN].mean().reset_index())
+    if table["arm"].nunique() < 2:
+        return
+    matched = matched_table(
+        table,
+        baseline,
+        speeds=anchors(table, baseline, "tps_per_user", load),
+        throughputs=anchors(table, baseline, "throughput_tok_s_gpu", load),
+        load=load,
+    )
+    print(f"\nthroughput (tok/s/GPU) against {baseline} at the same tok/s/user")
+    print_table(matched_text(matched, "tps_per_user"))
+    print(f"\ntok/s/user against {baseline} at the same throughput")
+    print_table(matched_text(matched, "throughput_tok_s_gpu"))
+    print(f"\ndominated area (hypervolume) against {baseline}")
+    print_table(hypervolume_ratio(table, baseline, load=load))
+
+
+def anchors(table: pd.DataFrame, baseline: str, column: str, load: str, most: int = 5) -> list[float]:
+    """Where to compare all arms: operating points of the baseline, two digits, spread over its range of loads."""
+    means = table[table["arm"] == baseline].groupby(load, sort=True)[["tps_per_user", "throughput_tok_s_gpu"]].mean()
+    values = means.loc[nondominated(means["tps_per_user"], means["throughput_tok_s_gpu"]), column].to_numpy()
+    picked = values[np.unique(np.linspace(0, len(values) - 1, most + 2).round().astype(int))[1:-1]]
+    digits = 1 - np.floor(np.log10(picked)).astype(int)
+    return sorted({round(float(v), int(d)) for v, d in zip(picked, digits, strict=True)})
+
+
+def _windows(result: Result) -> dict[str, np.ndarray]:
+    return windows(result.records, result.window_s)
+
+
+def window_table(sweep: Sweep, scenario: Scenario) -> pd.DataFrame:
+    """One row a telemetry window: arm, rate_scale, seed and the columns of `dsim.metrics.windows`."""
+    parts = []
+    for (_, row), found in zip(sweep.table.iterrows(), sweep.extracts, strict=True):
+        part = pd.DataFrame(found)
+        for i, name in enumerate(("arm", "rate_scale", "seed")):
+            part.insert(i, name, row[name])
+        parts.append(part)
+    return pd.concat(parts, ignore_index=True)
+
+
+def draw(
+    table: pd.DataFrame,
+    cloud: pd.DataFrame | None,
+    scenario: Scenario,
+    arms: Sequence[str],
+    args: argparse.Namespace,
+    out: Path,
+) -> None:
+    """The chart: one panel, closed loop or open loop."""
+    fig, axes = new_figure(width=8.2, height=5.4, title=f"Throughput against speed: {scenario.name}")
+    ax = axes[0, 0]
+    note = sources_note(scenario, table)
+    if cloud is not None:
+        seconds = scenario.load.window_s
+        caption(fig, f"{note} Dots: windows of {seconds:g} s; lines: their fitted upper edge (90 %).")
+        cloud_axes(ax, cloud, arms)
+    else:
+        caption(fig, f"{note} {seeds_note(table)} Labels: concurrent users.")
+        frontier_axes(ax, table, arms)
+        lead = next((arm for arm in ("dspark", *reversed(arms)) if arm in arms and arm != args.baseline), None)
+        if lead is not None:
+            for row in chosen_matches(table, lead, args.baseline):
+                annotate_match(ax, row)
+    if args.published:
+        overlay_published(ax, "frontier")
+        ax.legend(loc="upper right", fontsize=7)
+    save_figure(fig, out, "pareto")
+
+
+def chosen_matches(table: pd.DataFrame, arm: str, baseline: str) -> list[pd.Series]:
+    """One comparison at equal speed and one at equal throughput, from the same point of the baseline's curve."""
+    pair = table[table["arm"].isin([arm, baseline])]
+    at_speed = matched_table(pair, baseline, throughputs=())
+    at_speed = at_speed[at_speed["n_reached"] == at_speed["n_seeds"]]
+    if at_speed.empty:
+        return []
+    middle = at_speed.iloc[len(at_speed) // 2]
+    level = float(middle["baseline_value"])
+    at_throughput = matched_table(pair, baseline, speeds=(), throughputs=(level,))
+    return [middle, *(row for _, row in at_throughput.iterrows())]
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import pytest
+
+from dsim.errors import InputError
+from dsim.schema import load_scenario, parse_override, parse_scenario, scenario_path
+
+SMALL = """\
+name = "small"
+
+[workload]
+trace = "azure2023-conv"
+
+[load]
+users = [1, 4]
+
+[[arms]]
+name = "one"
+policy = "none"
+gamma = 0
+
+[[arms]]
+name = "two"
+policy = "fixed:k=2"
+drafter = "dspark"
+"""
+
+
+def written(tmp_path, text):
+    path = tmp_path / "s.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_and_canonical_round_trip(tmp_path):
+    scenario = load_scenario(written(tmp_path, SMALL))
+    assert scenario.cost.profile == "b300x4-dsv4-flash-0731"
+    assert scenario.load.users == (1, 4)
+    assert scenario.gamma(scenario.arm("two")) == 5
+    assert scenario.scored(100) == 400
+    assert parse_scenario(scenario.canonical()) == scenario
+
+
+@pytest.mark.parametrize("name", ["decode-node", "colocated"])
+def test_shipped_scenarios_are_valid_and_complete(name):
+    scenario = load_scenario(name)
+    assert [arm.name for arm in scenario.arms] == [
+        "none",
+        "mtp1",
+        "mtp5",
+        "fixed5",
+        "threshold",
+        "dspark-alg1",
+        "dspark",
+        "oracle",
+    ]
+    assert scenario.load.users == (1, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256)
+    assert scenario.measure.seeds == 5
+    assert (scenario.cluster.prefill == "colocated") == (name == "colocated")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "field", "message"),
+    [
+        ("users = [1, 4]", "usrs = [1, 4]", 7, "load.usrs", "unknown key, got .*expected one of users, think_s"),
+        ("users = [1, 4]", "users = [1, 0]", 7, "load.users.1", "got 0, expected .*greater than 0"),
+        ("users = [1, 4]", "users = []", 7, "load.users", "at least 1"),
+        ("users = [1, 4]", 'users = ["1"]', 7, "load.users.0", "valid integer"),
+        ("users = [1, 4]", "think_s = nan", 7, "load.think_s", "finite"),
+        ("users = [1, 4]", "think_s = -1.0", 7, "load.think_s", "greater than or equal to 0"),
+        ('drafter = "dspark"', 'draftr = "dspark"', 17, "arms.1.draftr", "unknown key"),
+        ('policy = "none"', "gamma2 = 0", 11, "arms.0.gamma2|arms.0.policy", "unknown key|required"),
+        ("gamma = 0", "gamma = -1", 12, "arms.0.gamma", "greater than or equal to 0"),
+        ("[load]", "[laod]", 6, "laod", "unknown key, .*expected one of name, cost"),
+        ('trace = "azure2023-conv"', 'order = "trace"', 3, "workload", "a trace is missing"),
+        ('drafter = "dspark"', 'drafter = "medusa"', None, None, "no drafter 'medusa', expected one of dspark"),
+        ('name = "two"', 'name = "one"', None, None, "two arms are called 'one'"),
+        ("users = [1, 4]", "users = [1, 4", 7, None, "is not TOML"),
+    ],
+)
+def test_mistakes_name_file_line_and_field(tmp_path, old, new, line, field, message):
+    path = written(tmp_path, SMALL.replace(old, new))
+    with pytest.raises(InputError, match=message) as caught:
+        load_scenario(path)
+    assert caught.value.file == str(path)
+    assert caught.value.field in (None if field is None else field.split("|"), field, *(field or "").split("|"))
+    if line is not None:
+        # An unclosed array is noticed at the next line.
+        assert caught.value.line in (line, line + 2) if field is None else caught.value.line is not None
+        if field is not None and "|" not in field:
+            assert caught.value.line == line
+
+
+@pytest.mark.parametrize(
+    ("synthetic", "message"),
+    [
+        ('arrivals = "poisson"\ncv = 2.0', "'cv' is not used by"),
+        ('arrivals = "gamma"', "'cv' is missing for"),
+        ('lengths = "fixed"\nsigma = 1.0', "'sigma' is not used by"),
+        ('lengths = "empirical"', "'prompt_mean' is not used by"),
+    ],
+)
+def test_idle_options_of_a_synthetic_workload_are_errors(tmp_path, synthetic, message):
+    means = "prompt_mean = 10.0\noutput_mean = 10.0\n"
+    sigma = "" if "sigma" in synthetic or "fixed" in synthetic else "sigma = 1.0\n"
+    text = SMALL.replace('trace = "azure2023-conv"', f"[workload.synthetic]\n{means}{sigma}{synthetic}")
+    with pytest.raises(InputError, match=message):
+        load_scenario(written(tmp_path, text))
+
+
+def test_overrides_change_nested_keys_and_lists(tmp_path):
+    path = written(tmp_path, SMALL)
+    scenario = load_scenario(path, {"load.users": [2], "cost.fit": "roofline", "arms.1.gamma": 3})
+    assert scenario.load.users == (2,)
+    assert scenario.cost.fit == "roofline"
+    assert scenario.gamma(scenario.arm("two")) == 3
+    with pytest.raises(InputError, match=r"field 'arms\.7\.gamma': got '7', expected an index below 2"):
+        load_scenario(path, {"arms.7.gamma": 3})
+    with pytest.raises(InputError, match="'name' is a value, not a section"):
+        load_scenario(path, {"name.x": 3})
+    with pytest.raises(InputError, match="unknown key"):
+        load_scenario(path, {"load.speed": 3})
+
+
+def test_override_text():
+    assert parse_override("load.users=[1, 2]") == ("load.users", [1, 2])
+    assert parse_override("drafts.preset = qwen3-4b") == ("drafts.preset", "qwen3-4b")
+    assert parse_override("arms.0.gamma=3") == ("arms.0.gamma", 3)
+    for bad in ("", "=1", "a", "a b=1", "a="):
+        with pytest.raises(InputError, match="KEY=VALUE"):
+            parse_override(bad)
+
+
+def test_files_are_found_beside_the_scenario(tmp_path):
+    (tmp_path / "mine.py").write_text("")
+    text = SMALL.replace('"fixed:k=2"', '"mine.py:Mine:k=2"')
+    scenario = load_scenario(written(tmp_path, text))
+    assert scenario.arm("two").policy == f"{(tmp_path / 'mine.py').resolve()}:Mine:k=2"
+
+
+def test_unknown_scenarios_list_the_shipped_ones():
+    with pytest.raises(InputError, match="colocated, decode-node"):
+        scenario_path("nowhere")
+    with pytest.raises(InputError, match="unknown arm.*expected one of none, mtp1"):
+        load_scenario("decode-node").arm("mtp9")
