@@ -62,6 +62,9 @@ class Traits:
         The policy reads `PolicyView.accepted`, which no real engine knows before verification.
     lossless
         The policy claims to keep the target's output distribution (no unadmitted token decides).
+    needs_gamma
+        Smallest block that the policy can be used with (``fixed:k=5`` needs 5): a smaller one is an error,
+        not a silent clip. An arm without drafts (gamma 0) is exempt.
     """
 
     confidence_age: int = 0
@@ -71,6 +74,7 @@ class Traits:
     pads_to_captured: bool = False
     clairvoyant: bool = False
     lossless: bool = True
+    needs_gamma: int = 0
 
 
 class PolicyView(NamedTuple):

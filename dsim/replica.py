@@ -23,7 +23,7 @@ FloatArray = npt.NDArray[np.float64]
 # Rows of the replica's state: one column a request in decode, in order of admission. A request is at output
 # position _POSITION; _LEFT is minus the tokens it still has to produce, so one addition advances both.
 _ID, _POSITION, _LEFT, _CONTEXT, _BORN = range(5)
-# Batches up to this size are checked with Python's own functions.
+# Batches up to this size are summed and checked with Python's own functions.
 _FEW = 12
 _LENGTH_DTYPE = np.dtype(np.int64)
 
@@ -300,7 +300,7 @@ class Replica:
                 self._progress += 1
             else:
                 gained = np.minimum(accepted, lengths)
-                hits = int(gained.dot(self._ones))
+                hits = sum(gained.tolist()) if running <= _FEW else int(gained.dot(self._ones))
                 gained += 1
                 committed += hits
                 self._progress += gained

@@ -14,7 +14,7 @@ from dsim.cost import StepCost, fit
 from dsim.drafts import Bank, BankDrafts, Tilt, preset_spec, read_bank, synthetic_bank
 from dsim.errors import InputError
 from dsim.metrics import Slo, summarize
-from dsim.policy import load_policy
+from dsim.policy import Policy, load_policy
 from dsim.profile import load_profile
 from dsim.schema import (
     ArmSection,
@@ -172,9 +172,22 @@ def check_scenario(scenario: Scenario, arms: Sequence[str] | None = None) -> Non
     for arm in scenario.arms:
         if arms is not None and arm.name not in arms:
             continue
-        load_policy(arm.policy)
+        _policy(scenario, arm)
         if scenario.gamma(arm):
             _drafts(scenario, arm, 0)
+
+
+def _policy(scenario: Scenario, arm: ArmSection) -> Policy:
+    policy = load_policy(arm.policy)
+    gamma, needed = scenario.gamma(arm), policy.traits.needs_gamma
+    if 0 < gamma < needed:
+        raise InputError(
+            f"arm '{arm.name}': policy '{arm.policy}' needs blocks of at least {needed}",
+            field="gamma",
+            value=gamma,
+            expected=f">= {needed}, or 0 for no drafts",
+        )
+    return policy
 
 
 def _drafts(scenario: Scenario, arm: ArmSection, seed: int) -> BankDrafts | None:
@@ -281,7 +294,7 @@ def simulate(scenario: Scenario, point: Point, *, cost: StepCost | None = None) 
         cost=cost,
         drafts=drafts,
         draft_cost=DraftCost(scale=drafter.cost_scale, per_token=drafter.passes == "token"),
-        policy=load_policy(arm.policy),
+        policy=_policy(scenario, arm),
         stream=stream,
         load=_load(scenario, point, len(trace)),
         router=scenario.cluster.router,

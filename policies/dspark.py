@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dsim.errors import InputError
-from dsim.planning import cumulative_value, top_k
+from dsim.planning import best_count, top_k
 from dsim.policy import BasePolicy, IntArray, PolicyView, Traits
 
 
@@ -59,7 +59,5 @@ class DSpark(BasePolicy):
         requests, base = view.requests, view.base_tokens
         if requests == 0:
             return np.zeros(0, dtype=np.int64)
-        tau = cumulative_value(view.survival(self.lag), start=requests)
-        throughput = tau / view.verify_ms[base : base + tau.size]
-        # argmax takes the first of equal maxima: the smallest K.
-        return top_k(view.survival(), int(throughput.argmax()))
+        capacity = best_count(view.survival(self.lag), requests, view.verify_ms[base:])
+        return top_k(view.survival(), capacity)

@@ -17,8 +17,8 @@ class Fixed(BasePolicy):
     Parameters
     ----------
     k
-        Drafts to verify for each request, >= 0. A request never gets more than its cap, so a k beyond the
-        block size means the whole block.
+        Drafts to verify for each request, >= 0. The arm's block must hold as many (`Traits.needs_gamma`); a
+        request never gets more than its cap.
 
     Raises
     ------
@@ -38,12 +38,11 @@ class Fixed(BasePolicy):
     Differences from the paper: none.
     """
 
-    traits = Traits(cost_driven=False)
-
     def __init__(self, k: int = 5) -> None:
         if type(k) is not int or k < 0:
             raise InputError(field="k", value=k, expected="an integer >= 0")
         self.k = k
+        self.traits = Traits(cost_driven=False, needs_gamma=k)
 
     def plan(self, view: PolicyView) -> IntArray:
         return np.minimum(view.caps, self.k)

@@ -98,6 +98,7 @@ def test_open_loop_offsets_differ_by_seed_and_edges_are_not_scored():
         ({"drafts.domains": {"poetry": 1.0}}, r"drafts.domains.poetry.*expected one of code, math, chat"),
         ({"drafts.domains": {"code": 0.0}}, r"sum > 0"),
         ({"drafts.auc": [0.99]}, "cannot be reached"),
+        ({"arms.6.policy": "fixed:k=7"}, r"arm 'dspark': policy 'fixed:k=7' needs blocks of at least 7.*got 5"),
         ({"arms.6.policy": "dspark:lagg=2"}, "no parameter 'lagg'"),
         ({"arms.6.policy": "dsparc"}, "unknown policy 'dsparc'"),
         ({"drafters.dspark.bank": "nowhere.npz"}, "bank not found"),
@@ -107,10 +108,13 @@ def test_open_loop_offsets_differ_by_seed_and_edges_are_not_scored():
     ],
 )
 def test_bad_inputs_are_one_clear_error(overrides, message):
-    with pytest.raises(InputError, match=message):
+    def attempt():
         scenario = load_scenario("decode-node", SMALL | overrides)
         check_scenario(scenario, ["dspark"])
         simulate(scenario, Point("dspark", 0, users=2))
+
+    with pytest.raises(InputError, match=message):
+        attempt()
 
 
 def test_leaving_the_profile_raises_unless_allowed_and_is_then_labelled():

@@ -141,5 +141,5 @@ def test_files_are_found_beside_the_scenario(tmp_path):
 def test_unknown_scenarios_list_the_shipped_ones():
     with pytest.raises(InputError, match="colocated, decode-node"):
         scenario_path("nowhere")
-    with pytest.raises(InputError, match="unknown arm.*expected one of none, mtp1"):
+    with pytest.raises(InputError, match=r"unknown arm.*expected one of none, mtp1"):
         load_scenario("decode-node").arm("mtp9")

@@ -123,7 +123,7 @@ class BankDrafts:
         self._bounds = bank.bounds
         self._usable = bank.usable()
         self._members = [np.flatnonzero(bank.domain == i) for i in range(len(header.domains))]
-        self._confidence = bank.confidence if wanted == header.gamma else bank.confidence[:, :wanted]
+        self._confidence = bank.confidence
         self._accepted = bank.accepted
         self._truncated = wanted < header.gamma
         self._alpha_bytes = bank.alpha_bytes[:, :wanted]
@@ -131,7 +131,9 @@ class BankDrafts:
         if tilt is not None:
             shift_c, shift_a = tilt.by_position(wanted, "confidence"), tilt.by_position(wanted, "alpha")
             if np.any(shift_c):
-                self._confidence = _shift(np.asarray(self._confidence, dtype=np.float64), shift_c).astype(np.float32)
+                # The tail of a truncated block is never seen; its shift is arbitrary.
+                whole = np.resize(shift_c, header.gamma)
+                self._confidence = _shift(np.asarray(bank.confidence, dtype=np.float64), whole).astype(np.float32)
             if np.any(shift_a):
                 self._shift_alpha = shift_a
             if np.any(shift_a) or np.any(shift_c):
@@ -184,7 +186,9 @@ class BankDrafts:
             accepted = self._accepted.take(rows).astype(np.int64)
             if self._truncated:
                 np.minimum(accepted, self.gamma, out=accepted)
-        return self._confidence.take(rows, axis=0), accepted
+        # Whole rows first: taking from a slice would copy all of it every time.
+        confidence = self._confidence.take(rows, axis=0)
+        return confidence[:, : self.gamma] if self._truncated else confidence, accepted
 
     def luck(self, requests: IntArray, positions: IntArray) -> npt.NDArray[np.float64]:
         """float64[R, gamma]: u_k such that "accepted = leading run of u_k < alpha_k" is the recorded outcome.

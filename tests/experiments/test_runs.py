@@ -1,0 +1,243 @@
+"""The experiments from the command line: files, columns, bytes, help, and what bad input leaves behind (nothing)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from dsim.errors import InputError
+from experiments import ab, load_adaptive, pareto
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = [
+    *("--set", "load.users=[2, 6]"),
+    *("--set", "load.scored_min=12"),
+    *("--set", "load.scored_per_user=2"),
+    *("--seeds", "2"),
+    *("--jobs", "1"),
+]
+PARETO_COLUMNS = (
+    "arm,policy,drafter,gamma,concurrency,rate_scale,seed,tps_per_user,throughput_tok_s,throughput_tok_s_gpu,"
+    "tpot_p50_ms,tpot_p99_ms,ttft_p50_ms,ttft_p99_ms,accepted_length,verification_budget,acceptance_rate,"
+    "wasted_tokens_per_step,steps,sim_seconds,cost_source,drafts_source,extrapolated,n_scored"
+)
+
+
+def script(name, *args, cwd=None):
+    return subprocess.run(
+        [sys.executable, str(ROOT / "experiments" / f"{name}.py"), *args],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_pareto_writes_what_it_says(tmp_path, capsys):
+    pareto.main(["--out", str(tmp_path), "--arms", "mtp1,dspark,none", *TINY])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["pareto.csv", "pareto.png", "pareto.svg", "scenario.toml"]
+    text = (tmp_path / "pareto.csv").read_text()
+    assert text.splitlines()[0] == PARETO_COLUMNS
+    df = pd.read_csv(tmp_path / "pareto.csv")
+    assert len(df) == 3 * 2 * 2
+    assert df["arm"].drop_duplicates().tolist() == ["mtp1", "dspark", "none"]
+    assert df["rate_scale"].isna().all()
+    shown = capsys.readouterr().out
+    for heading in ("at the same tok/s/user", "at the same throughput", "hypervolume"):
+        assert heading in shown
+
+
+def test_a_saved_scenario_runs_again_to_the_same_bytes(tmp_path):
+    first, again = tmp_path / "1", tmp_path / "2"
+    pareto.main(["--out", str(first), "--arms", "mtp1,dspark", *TINY])
+    pareto.main(
+        ["--out", str(again), "--arms", "mtp1,dspark", "--scenario", str(first / "scenario.toml"), "--jobs", "2"]
+    )
+    for name in ("pareto.csv", "pareto.png", "pareto.svg", "scenario.toml"):
+        assert (first / name).read_bytes() == (again / name).read_bytes(), name
+
+
+def test_open_loop_writes_windows(tmp_path):
+    args = ["--open-loop", "--set", "load.rate_scales=[2.0, 8.0]", "--set", "load.requests=120"]
+    pareto.main(["--out", str(tmp_path), "--arms", "mtp1,dspark", *args, *TINY])
+    df = pd.read_csv(tmp_path / "pareto.csv")
+    assert df["concurrency"].isna().all()
+    assert set(df["rate_scale"]) == {2.0, 8.0}
+    cloud = pd.read_csv(tmp_path / "pareto_windows.csv")
+    assert list(cloud.columns[:4]) == ["arm", "rate_scale", "seed", "time_s"]
+    assert (cloud["throughput_tok_s_gpu"] >= 0).all()
+
+
+def test_load_adaptive(tmp_path, capsys):
+    load_adaptive.main(["--out", str(tmp_path), "--published", "V4-Flash", "--windows", *TINY])
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == [
+        "load_adaptive.csv",
+        "load_adaptive.png",
+        "load_adaptive.svg",
+        "load_adaptive_windows.csv",
+        "scenario.toml",
+    ]
+    df = pd.read_csv(tmp_path / "load_adaptive.csv")
+    assert set(df.loc[df["arm"] == "mtp1", "verification_budget"]) == {2.0}
+    assert "verification_budget" in capsys.readouterr().out
+
+
+def test_ab_and_its_verdict(tmp_path, capsys):
+    ab.main(["--a", "mtp1", "--b", "fixed:k=3@dspark/3", "--users", "4", "--out", str(tmp_path), *TINY, "--seeds", "5"])
+    shown = capsys.readouterr().out
+    assert "fixed:k=3@dspark/3 is better than mtp1 by" in shown
+    runs = pd.read_csv(tmp_path / "ab_runs.csv")
+    assert set(runs["seed"]) == {0, 1, 2, 3, 4}
+    assert set(runs.loc[runs["arm"] != "mtp1", "gamma"]) == {3}
+    table = pd.read_csv(tmp_path / "ab.csv")
+    assert table.loc[0, "role"] == "primary"
+    assert set(table["metric"]) == set(ab.METRICS)
+
+
+def test_a_against_a_uses_other_seeds(tmp_path, capsys):
+    ab.main(["--a", "dspark", "--b", "dspark:lag=2", "--users", "4", "--out", str(tmp_path), *TINY, "--seeds", "5"])
+    shown = capsys.readouterr().out
+    assert "A/A check" in shown
+    runs = pd.read_csv(tmp_path / "ab_runs.csv")
+    assert len(set(runs["seed"])) == 10
+    assert "no difference shown" in shown.splitlines()[-3]
+
+
+def test_below_five_seeds_there_is_no_verdict(tmp_path, capsys):
+    ab.main(["--a", "mtp1", "--b", "dspark", "--users", "4", "--out", str(tmp_path), *TINY])
+    assert "2 seeds: range only, no verdict" in capsys.readouterr().out
+
+
+def test_quick_is_smaller():
+    args = pareto.options().parse_args(["--quick"])
+    from experiments._common import scenario_of
+
+    scenario = scenario_of(args)
+    assert scenario.load.users == (1, 32, 160, 256)
+    assert scenario.measure.seeds == 2
+    assert scenario_of(pareto.options().parse_args(["--quick", "--seeds", "3"])).measure.seeds == 3
+
+
+@pytest.mark.parametrize("name", ["pareto", "load_adaptive", "ab", "profile_report"])
+def test_help_documents_every_option(name, tmp_path):
+    done = script(name, "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    for option in ["--out"] + (
+        ["--scenario", "--seeds", "--jobs", "--quick", "--set"] if name != "profile_report" else []
+    ):
+        assert option in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--scenario", "nowhere.toml"], "scenario not found"),
+        (["--set", "load.usrs=[1]"], "field 'load.usrs': unknown key"),
+        (["--set", "cost.profile=a100"], "a100"),
+        (["--seeds", "0"], "--seeds"),
+        (["--jobs", "-1"], "--jobs"),
+        (["--arms", "mtp1,nope"], "unknown arm"),
+        (["--arms", "dspark"], "--baseline"),
+        (["--set", "arms.6.policy=oops.py:Bad"], "policy file not found"),
+    ],
+)
+def test_bad_input_exits_2_with_one_line_and_leaves_nothing(args, message, tmp_path):
+    out = tmp_path / "out"
+    done = script("pareto", "--out", str(out), *args, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("simulating")]
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert message in lines[0]
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "empty"),
+        ("TIMESTAMP,ContextTokens\n2023-11-16 18:15:46.68,374\n", "GeneratedTokens"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,-4\n", "line 2, field 'GeneratedTokens'"),
+    ],
+)
+def test_a_bad_trace_names_file_line_and_field(content, message, tmp_path):
+    trace = tmp_path / "t.csv"
+    trace.write_text(content)
+    with pytest.raises(InputError) as caught:
+        pareto.main(["--out", str(tmp_path / "out"), "--set", f"workload.trace={trace}", *TINY])
+    assert str(trace) in str(caught.value)
+    assert message in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_policy_that_fails_midway_leaves_earlier_results_alone(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "pareto.csv").write_text("before")
+    policy = tmp_path / "late.py"
+    policy.write_text(
+        "import numpy as np\nfrom dsim.policy import BasePolicy\n"
+        "class Late(BasePolicy):\n    def plan(self, view):\n"
+        "        return np.zeros(view.requests + (view.time_s > 5), dtype=np.int64)\n"
+    )
+    done = script("pareto", "--out", str(out), "--set", f"arms.6.policy={policy}:Late", *TINY)
+    assert done.returncode == 2
+    assert "returned no verify lengths" in done.stderr
+    assert [p.name for p in out.iterdir()] == ["pareto.csv"]
+    assert (out / "pareto.csv").read_text() == "before"
+
+
+def test_importing_dsim_is_quick_and_light():
+    code = (
+        "import sys, time; t = time.perf_counter(); import dsim; dt = time.perf_counter() - t;"
+        "heavy = [m for m in ('torch', 'matplotlib', 'scipy', 'pandas', 'simpy') if m in sys.modules];"
+        "print(dt, heavy); dsim.load_policy; dsim.Traits; print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()
+    assert float(first.split()[0]) < 0.5
+    assert first.endswith("[]")
+    assert second == "False"
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_outside_the_checkout(tmp_path):
+    """Build the wheel, install it alone in a fresh environment (dependencies borrowed), run pareto elsewhere."""
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(tmp_path), str(ROOT)], check=True
+    )
+    wheel = next(tmp_path.glob("dspark_sim-*.whl"))
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "env")], check=True)
+    python = tmp_path / "env" / "bin" / "python"
+    site = next((tmp_path / "env" / "lib").glob("python*")) / "site-packages"
+    borrowed = [path for path in sys.path if path.endswith("site-packages")]
+    # Path files of the borrowed folder are not followed, so the editable checkout stays invisible.
+    (site / "borrowed.pth").write_text("\n".join(borrowed))
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", str(wheel)], check=True)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    where = subprocess.run(
+        [python, "-c", "import dsim, experiments.pareto as p; print(dsim.__file__); print(p.__file__)"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert str(ROOT) not in where.stdout
+    done = subprocess.run(
+        [python, "-m", "experiments.pareto", "--out", "results", "--arms", "mtp1,dspark", *TINY],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "results" / "pareto.csv").is_file()
