@@ -9,7 +9,7 @@ from dsim.errors import InputError
 from dsim.scenario import Point, check_scenario, simulate
 from dsim.schema import load_scenario
 
-SMALL = {"load.scored_min": 30, "load.scored_per_user": 2, "load.requests": 60}
+SMALL = {"load.scored_min": 30, "load.scored_per_user": 2, "load.requests": 60, "load.edge_fraction": 0.1}
 
 
 @pytest.fixture(scope="module")
