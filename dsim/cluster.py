@@ -21,7 +21,7 @@ from dsim.errors import InputError
 from dsim.policy import Policy
 from dsim.replica import HostCost, Replica, ReplicaConfig, check_config
 from dsim.telemetry import Records, RequestLog, StepLog
-from dsim.workload import ClosedLoop, OpenLoop, RequestStream
+from dsim.workload import ClosedLoop, OpenLoop, Workload
 
 __all__ = ["ROUTERS", "ArmPrices", "DraftCost", "HostCost", "ReplicaConfig", "run_cluster"]
 
@@ -82,21 +82,31 @@ class ArmPrices:
         hidden = [round(h * config.host.hidden_fraction) if config.overlapped else 0 for h in host]
         self.host_hidden_ns = hidden
         self.host_exposed_ns = [h - x for h, x in zip(host, hidden, strict=True)]
+        self.left_contexts = False  # a step's mean context lay outside the profiled ones
         self.one_table = not (cost.depends_on_context or cost.depends_on_requests)
-        self._tables: dict[tuple[int, int], tuple[list[int], npt.NDArray[np.float64]]] = {}
+        self._tables: dict[tuple[int, float | None], tuple[list[int], npt.NDArray[np.float64]]] = {}
 
     def verify(self, requests: int, context: float) -> tuple[list[int], npt.NDArray[np.float64]]:
         """Nanoseconds and milliseconds of the target's pass by tokens in the step."""
-        key = (requests if self._cost.depends_on_requests else 0, int(context / _CONTEXT_STEP + 0.5))
+        mean = self._context(context) if self.depends_on_context else None
+        key = (requests if self._cost.depends_on_requests else 0, mean)
         table = self._tables.get(key)
         if table is None:
-            mean = float(key[1] * _CONTEXT_STEP) if self.depends_on_context else None
             ms = self._cost.verify_table(max(1, requests), self.max_tokens, mean)
             ns = np.rint(ms * NS_PER_MS).astype(np.int64)
             rounded = ns / NS_PER_MS
             rounded.flags.writeable = False
             table = self._tables[key] = (ns.tolist(), rounded)
         return table
+
+    def _context(self, mean: float) -> float:
+        """The mean context to price: rounded, but never out of the profiled contexts by the rounding."""
+        rounded = round(mean / _CONTEXT_STEP) * _CONTEXT_STEP
+        low, high = float(self._cost.contexts[0]), float(self._cost.contexts[-1])
+        if low <= mean <= high:
+            return min(max(rounded, low), high)
+        self.left_contexts = True
+        return float(rounded)
 
 
 def _ns(ms: float) -> int:
@@ -138,10 +148,11 @@ class Cluster:
         drafts: DraftSource | None,
         draft_cost: DraftCost,
         policy: Policy,
-        stream: RequestStream,
+        stream: Workload,
         load: ClosedLoop | OpenLoop,
         router: str = "round-robin",
         router_seed: int = 0,
+        slo_tpot_ms: float = float("nan"),
     ) -> None:
         self.env = simpy.Environment(initial_time=0)
         self.config, self.cost, self.drafts, self.stream, self.load = config, cost, drafts, stream, load
@@ -163,12 +174,15 @@ class Cluster:
                 self.requests,
                 self._finished,
                 self._preempted,
+                slo_tpot_ms,
             )
             for index in range(replicas)
         ]
         self._router = _Router(router, self.replicas, router_seed)
         self._done = self.env.event()
         self._prefill_cache: dict[int, int] = {}
+        # The stream's domains by the numbers that the draft source gives them.
+        self._draft_domain = [] if drafts is None else [drafts.domains.index(name) for name in stream.domains]
         self._in_prefill = 0
         first = load.first_scored if isinstance(load, ClosedLoop) else load.warmup
         self._scored = (first, first + load.scored)
@@ -237,7 +251,7 @@ class Cluster:
         domain = self.stream.domain(i)
         request = self.requests.add(self._now, prompt, output, domain)
         if self.drafts is not None:
-            self.drafts.open(request, domain, output)
+            self.drafts.open(request, self._draft_domain[domain], output)
         self._count(+1)
         if self.config.colocated:
             self._router.choose().enqueue(request)
@@ -313,7 +327,9 @@ class Cluster:
         extrapolated = bool(
             np.any(steps["batch_tokens"] > cost.max_tokens)
             or (self.drafts is not None and np.any(steps["requests"] > cost.max_requests))
-            or (not self.config.colocated and int(requests["prompt_tokens"].max()) > cost.max_prefill_tokens)
+            or (cost.depends_on_requests and np.any(steps["requests"] > cost.max_verify_requests))
+            or max(self._prefill_cache, default=0) > cost.max_prefill_tokens
+            or self.prices.left_contexts
         )
         return Records(
             steps=steps,
@@ -321,6 +337,7 @@ class Cluster:
             scored=self._scored,
             window_ns=(start, max(end, start + 1)),
             end_ns=int(self._now),
+            replicas=len(self.replicas),
             gpus=cost.gpus * len(self.replicas),
             extrapolated=extrapolated,
         )

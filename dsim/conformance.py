@@ -227,7 +227,7 @@ def _read_only(subject: _Subject) -> None:
             old, new = getattr(before, field), getattr(view, field)
             if field == "history":
                 old, new = np.stack(old), np.stack(new)
-            if not np.array_equal(old, new, equal_nan=field == "slo_slack_ms"):
+            if not np.array_equal(old, new, equal_nan=field == "slo_tpot_ms"):
                 raise _Broken(f"plan() changed view.{field}")
 
 
@@ -414,7 +414,8 @@ def _permute(view: PolicyView, order: IntArray) -> PolicyView:
         history=tuple(block[order] for block in view.history),
         caps=view.caps[order],
         born=view.born[order],
-        slo_slack_ms=view.slo_slack_ms[order],
+        produced=view.produced[order],
+        first_ns=view.first_ns[order],
         accepted=None if view.accepted is None else view.accepted[order],
     )
 

@@ -111,7 +111,7 @@ def frontier_curve(speed: npt.ArrayLike, throughput: npt.ArrayLike) -> Curve:
 
 
 def throughput_at(speed: npt.ArrayLike, curve: Curve) -> FloatArray:
-    """Throughput of one seed at given speeds: linear between neighbouring points in log-log coordinates.
+    """Throughput of one seed at given speeds: linear between neighboring points in log-log coordinates.
 
     Parameters
     ----------

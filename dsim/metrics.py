@@ -84,7 +84,7 @@ def summarize(records: Records, slo: Slo | None = None) -> dict[str, float]:
         "steps": float(s["drafts"].size),
         "mean_batch_requests": _weighted_mean(s["requests"], s["step_ns"]),
         "mean_step_ms": float(s["step_ns"].mean() / 1e6) if s["step_ns"].size else float("nan"),
-        "busy_fraction": float(s["step_ns"].sum() / (high - low)),
+        "busy_fraction": float(s["step_ns"].sum() / (high - low) / records.replicas),
         "preemptions": float(requests["preemptions"].sum()),
         "goodput_rps": _goodput(slo, ttft, tpot, several, seconds),
     }
@@ -171,7 +171,11 @@ def windows(records: Records, width_s: float) -> dict[str, FloatArray]:
     decode_ns = total(s["requests"] * s["step_ns"])
     requests = total(s["requests"])
     keep = requests > 0
-    tokens = total(s["committed"] + s["first_tokens"])
+    first_ns = records.requests["first_ns"]
+    first_ns = first_ns[(first_ns > low) & (first_ns <= low + count * width)]
+    firsts = np.bincount((first_ns - 1 - low) // width, minlength=int(count))
+    # As in `summarize`: first tokens are counted in the steps, or come from prefill nodes.
+    tokens = total(s["committed"]) + np.maximum(total(s["first_tokens"]), firsts)
     with np.errstate(invalid="ignore", divide="ignore"):
         result = {
             "time_s": (low + np.arange(int(count)) * width) / 1e9,

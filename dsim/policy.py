@@ -105,8 +105,10 @@ class PolicyView(NamedTuple):
         Host time that the GPU can hide and that it cannot (see `step_ms`).
     step, born
         Number of this step at the replica, and int64[R] that of each request's first one (see `age_steps`).
-    slo_slack_ms
-        float64[R]: time left until the request misses its latency target; NaN where it has none.
+    slo_tpot_ms
+        Latency target a token after the first (TPOT), milliseconds; NaN where there is none.
+    produced, first_ns
+        int64[R]: tokens each request has beyond its first, and when that came (see `slo_slack_ms`).
     queue_length
         Requests waiting for admission at this replica.
     time_s
@@ -141,7 +143,9 @@ class PolicyView(NamedTuple):
     host_exposed_ms: float
     step: int
     born: IntArray
-    slo_slack_ms: FloatArray
+    slo_tpot_ms: float
+    produced: IntArray
+    first_ns: IntArray
     queue_length: int
     time_s: float
     accepted: IntArray | None = None
@@ -171,6 +175,11 @@ class PolicyView(NamedTuple):
         confidence = self.history[steps]
         survival = np.multiply.accumulate(confidence, 1)
         return survival * allowed(self.caps, confidence.shape[1]) if self.caps_bind else survival
+
+    @property
+    def slo_slack_ms(self) -> FloatArray:
+        """float64[R]: how far each request is ahead of its TPOT target, milliseconds; NaN without a target."""
+        return np.asarray(self.produced * self.slo_tpot_ms - (self.time_s * 1e3 - self.first_ns * 1e-6))
 
     @property
     def age_steps(self) -> IntArray:
@@ -240,6 +249,7 @@ def make_view(
     accepted: npt.ArrayLike | None = None,
     queue_length: int = 0,
     time_s: float = 0.0,
+    slo_tpot_ms: float = float("nan"),
 ) -> PolicyView:
     """A view from a few arrays, for tests, notebooks and `check_policy`.
 
@@ -275,7 +285,9 @@ def make_view(
         host_exposed_ms=0.0,
         step=0,
         born=np.zeros(requests, dtype=np.int64),
-        slo_slack_ms=np.full(requests, np.nan),
+        slo_tpot_ms=slo_tpot_ms,
+        produced=np.zeros(requests, dtype=np.int64),
+        first_ns=np.zeros(requests, dtype=np.int64),
         queue_length=queue_length,
         time_s=time_s,
         accepted=None if accepted is None else np.asarray(accepted, dtype=np.int64),

@@ -22,7 +22,7 @@ FloatArray = npt.NDArray[np.float64]
 
 # Rows of the replica's state: one column a request in decode, in order of admission. A request is at output
 # position _POSITION; _LEFT is minus the tokens it still has to produce, so one addition advances both.
-_ID, _POSITION, _LEFT, _CONTEXT, _BORN = range(5)
+_ID, _POSITION, _LEFT, _CONTEXT, _BORN, _FIRST = range(6)
 # Batches up to this size are summed and checked with Python's own functions.
 _FEW = 12
 _LENGTH_DTYPE = np.dtype(np.int64)
@@ -34,7 +34,7 @@ class HostCost:
 
     base_ms: float = 0.0
     per_request_ms: float = 0.0
-    power: float = 1.0
+    power: float = 0.5
     hidden_fraction: float = 0.0
 
     def ms(self, requests: int) -> float:
@@ -71,7 +71,7 @@ class ReplicaConfig:
     prefill_chunk: int = 8192
     colocated: bool = False
     block_tokens: int = 64
-    kv_blocks: int = 1 << 20
+    kv_blocks: int = 65536
     overlapped: bool = True
     host: HostCost = field(default_factory=HostCost)
     clip_to_remaining: bool = False
@@ -114,6 +114,8 @@ class Replica:
         The logs of the run.
     on_finish
         Called with the request's number when its last token is out.
+    slo_tpot_ms
+        TPOT target that policies may look at; NaN: none.
     on_preempt
         Called with the request's number when it lost its KV blocks (disaggregated: its prompt is processed again
         elsewhere).
@@ -131,17 +133,19 @@ class Replica:
         requests: RequestLog,
         on_finish: Callable[[int], None],
         on_preempt: Callable[[int], None],
+        slo_tpot_ms: float = math.nan,
     ) -> None:
         self.env, self.index, self.config, self.prices = env, index, config, prices
         self.drafts, self.policy, self.steps, self.requests = drafts, policy, steps, requests
         self.on_finish, self.on_preempt = on_finish, on_preempt
+        self.slo_tpot_ms = slo_tpot_ms
         self.gamma = 0 if drafts is None else drafts.gamma
         self.waiting: deque[int] = deque()
         self.prefilling: list[_Prompt] = []
         self.outstanding_tokens = 0  # prompt and output tokens not yet processed, for the router
         self.busy_ns = 0
         self._wake: simpy.Event | None = None
-        self._state = np.zeros((5, config.max_seqs), dtype=np.int64)
+        self._state = np.zeros((6, config.max_seqs), dtype=np.int64)
         self._count = 0
         self._depth = policy.traits.confidence_age
         self._clairvoyant = policy.traits.clairvoyant
@@ -153,7 +157,6 @@ class Replica:
         self._reserved_worst = 0  # KV blocks if every admitted request ran to its end
         # No request ends within this many tokens: the exact check is made only when it runs out.
         self._sure_tokens = 0
-        self._no_slo = np.full(config.max_seqs, np.nan)
         self._full_caps = np.full(config.max_seqs, self.gamma, dtype=np.int64)
         self._all_ones = np.ones(config.max_seqs, dtype=np.int64)
         self._reslice()
@@ -242,7 +245,9 @@ class Replica:
                 prices.host_exposed_ns[running] * 1e-6,
                 self._step,
                 self._born,
-                self._slack,
+                self.slo_tpot_ms,
+                self._positions,
+                self._first,
                 len(self.waiting),
                 self.env.now * 1e-9,
                 np.minimum(accepted, -1 - self._left) if self._clairvoyant else None,
@@ -342,7 +347,8 @@ class Replica:
         self._ids, self._positions, self._left = state[_ID, :n], state[_POSITION, :n], state[_LEFT, :n]
         self._progress = state[_POSITION : _LEFT + 1, :n]
         self._contexts, self._born = state[_CONTEXT, :n], state[_BORN, :n]
-        self._slack, self._caps, self._ones = self._no_slo[:n], self._full_caps[:n], self._all_ones[:n]
+        self._first = state[_FIRST, :n]
+        self._caps, self._ones = self._full_caps[:n], self._all_ones[:n]
 
     def _join(self, request: int) -> None:
         """A request whose prompt is processed starts to decode."""
@@ -355,6 +361,7 @@ class Replica:
             generated - log.output_tokens[request],
             log.prompt_tokens[request],
             self._step,
+            log.first_ns[request],
         )
         self._count += 1
         self._sure_tokens = min(self._sure_tokens, log.output_tokens[request] - generated)
@@ -484,9 +491,13 @@ class Replica:
                 self.on_preempt(request)
 
     def _mean_context(self) -> float:
-        if not self.prices.depends_on_context or not self._count:
+        """Mean context of the batch: of the decoding requests, or of the prompts where nothing decodes yet."""
+        if not self.prices.depends_on_context:
             return 0.0
-        return float((self._contexts + self._positions + 1).mean())
+        if self._count:
+            return float((self._contexts + self._positions + 1).mean())
+        prompts = [self.requests.prompt_tokens[p.request] for p in self.prefilling]
+        return sum(prompts) / max(1, len(prompts))
 
     def close(self) -> None:
         """Write the progress of requests still in decode into the log (the run is over)."""

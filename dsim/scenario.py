@@ -17,6 +17,7 @@ from dsim.metrics import Slo, summarize
 from dsim.policy import Policy, load_policy
 from dsim.profile import load_profile
 from dsim.schema import (
+    MIN_WARMUP,
     ArmSection,
     ClusterSection,
     DrafterSection,
@@ -52,12 +53,16 @@ __all__ = [
     "trace_of",
 ]
 
+#: Defaults of the keys that belong to steady measurements only.
+DEFAULT_STAGGER_S = 2.0
+DEFAULT_EDGE_FRACTION = 0.1
+
+
 # -- inputs ----------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=16)
-def _trace(section: str) -> Trace:
-    workload = WorkloadSection.model_validate_json(section, strict=False)
+def _trace(workload: WorkloadSection) -> Trace:
     if workload.synthetic is not None:
         s = workload.synthetic
         trace = synthetic_trace(s.requests, arrivals=_arrivals(s), lengths=_lengths(s, workload), seed=s.seed)
@@ -93,14 +98,13 @@ def _lengths(s: SyntheticSection, workload: WorkloadSection) -> Independent | Em
 
 def trace_of(scenario: Scenario) -> Trace:
     """The scenario's trace, window applied."""
-    return _trace(scenario.workload.model_dump_json())
+    return _trace(scenario.workload)
 
 
 @lru_cache(maxsize=16)
-def _bank(drafter: str, bank: str | None, drafts: str) -> Bank:
+def _bank(drafter: str, bank: str | None, section: DraftsSection) -> Bank:
     if bank is not None:
         return read_bank(bank)
-    section = DraftsSection.model_validate_json(drafts, strict=False)
     shape = {
         name: float(getattr(section, name))
         for name in ("spread", "request_share", "text_share", "autocorrelation")
@@ -111,7 +115,9 @@ def _bank(drafter: str, bank: str | None, drafts: str) -> Bank:
 
 def bank_of(scenario: Scenario, drafter: str) -> Bank:
     """The bank of one of the scenario's drafters."""
-    return _bank(drafter, scenario.drafters[drafter].bank, scenario.drafts.model_dump_json())
+    # What does not shape a bank is left out: it could not be hashed, and would only split the cache.
+    section = scenario.drafts.model_copy(update={"domains": None, "tilt": None})
+    return _bank(drafter, scenario.drafters[drafter].bank, section)
 
 
 def cost_of(scenario: Scenario) -> StepCost:
@@ -203,13 +209,13 @@ def _drafts(scenario: Scenario, arm: ArmSection, seed: int) -> BankDrafts | None
     )
 
 
-def _domain_weights(scenario: Scenario, drafts: BankDrafts | None) -> tuple[float, ...]:
-    """Weights in the drafters' order of domains; without a drafter the domains make no difference."""
+def _domain_weights(scenario: Scenario, drafts: BankDrafts | None) -> dict[str, float]:
+    """Weights by domain; without a drafter the domains make no difference."""
     wanted = scenario.drafts.domains
     if drafts is None:
-        return tuple(wanted.values()) if wanted else (1.0,)
+        return dict(wanted) if wanted else {"any": 1.0}
     if wanted is None:
-        return (1.0,) * len(drafts.domains)
+        return dict.fromkeys(drafts.domains, 1.0)
     for name in wanted:
         if name not in drafts.domains:
             raise InputError(
@@ -218,19 +224,19 @@ def _domain_weights(scenario: Scenario, drafts: BankDrafts | None) -> tuple[floa
                 value=wanted[name],
                 expected=f"one of {', '.join(drafts.domains)}",
             )
-    return tuple(wanted.get(name, 0.0) for name in drafts.domains)
+    return dict(wanted)
 
 
 def _replica_config(section: ClusterSection) -> ReplicaConfig:
     return ReplicaConfig(
         max_seqs=section.max_seqs,
         token_budget=section.token_budget,
-        prefill_chunk=section.prefill_chunk,
+        prefill_chunk=section.prefill_chunk or section.token_budget,
         colocated=section.prefill == "colocated",
         block_tokens=section.block_tokens,
         kv_blocks=section.kv_blocks,
         overlapped=section.scheduling == "overlapped",
-        host=HostCost(**section.host.model_dump()),
+        host=HostCost(**section.host.model_dump(exclude_none=True)),
         clip_to_remaining=section.clip_to_remaining,
     )
 
@@ -244,16 +250,26 @@ def _load(scenario: Scenario, point: Point, rows: int) -> ClosedLoop | OpenLoop:
         return ClosedLoop(
             users=point.users,
             think_s=load.think_s,
-            stagger_s=load.stagger_s if steady else 0.0,
-            warmup_per_user=load.warmup_per_user,
+            stagger_s=0.0 if not steady else DEFAULT_STAGGER_S if load.stagger_s is None else load.stagger_s,
+            warmup_per_user=load.warmup_per_user or MIN_WARMUP,
             scored=scenario.scored(point.users),
             steady=steady,
         )
-    requests = rows if load.requests is None else load.requests
+    requests = rows if load.requests == "all" else load.requests
     if requests > rows:
         raise InputError(field="load.requests", value=requests, expected=f"at most the trace's {rows} rows")
-    edge = int(load.edge_fraction * requests) if steady else 0
+    fraction = DEFAULT_EDGE_FRACTION if load.edge_fraction is None else load.edge_fraction
+    edge = int(fraction * requests) if steady else 0
     return OpenLoop(requests=requests, warmup=edge, cooldown=edge)
+
+
+def _draft_note(drafter: DrafterSection, gamma: int) -> str:
+    """What a draft costs and where that comes from, unless it is the measured drafter itself."""
+    measured = drafter.passes == "block" and drafter.cost_scale == 1.0
+    note = drafter.cost_note or ("measured" if measured else "assumed")
+    if measured and note == "measured":
+        return ""
+    return f";draft={gamma if drafter.passes == 'token' else 1}x{drafter.cost_scale:.3g}:{note}"
 
 
 def simulate(scenario: Scenario, point: Point, *, cost: StepCost | None = None) -> Result:
@@ -297,14 +313,12 @@ def simulate(scenario: Scenario, point: Point, *, cost: StepCost | None = None) 
         policy=_policy(scenario, arm),
         stream=stream,
         load=_load(scenario, point, len(trace)),
-        router=scenario.cluster.router,
+        router=scenario.cluster.router or "round-robin",
         router_seed=seeds.router,
+        slo_tpot_ms=float("nan") if scenario.slo.tpot_ms is None else scenario.slo.tpot_ms,
     )
     slo = Slo(scenario.slo.ttft_ms, scenario.slo.tpot_ms)
-    cost_source = cost.label
-    if drafts is not None and (drafter.cost_scale != 1.0 or drafter.cost_note != "measured"):
-        passes = drafts.gamma if drafter.passes == "token" else 1
-        cost_source += f";draft={passes}x{drafter.cost_scale:.3g}:{drafter.cost_note}"
+    cost_source = cost.label if drafts is None else cost.label + _draft_note(drafter, drafts.gamma)
     identity: dict[str, Any] = {
         "arm": arm.name,
         "policy": arm.policy,
@@ -318,6 +332,7 @@ def simulate(scenario: Scenario, point: Point, *, cost: StepCost | None = None) 
         "cost_source": cost_source,
         "drafts_source": "none" if drafts is None else drafts.label,
         "trace_source": f"{trace.kind}:{trace.name}",
+        "paired": drafts is None or drafts.paired,
         "extrapolated": records.extrapolated,
     }
     return Result(records, identity | summarize(records, slo) | sources, scenario.load.window_s)

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator, model_validator
 
 from dsim.errors import InputError
 
@@ -42,24 +42,42 @@ class HostSection(_Section):
 
     base_ms: NotNegative = 0.0
     per_request_ms: NotNegative = 0.0
-    power: Annotated[float, Field(gt=0, le=2)] = 0.5
-    hidden_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
+    power: Annotated[float, Field(gt=0, le=2)] | None = None
+    hidden_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    @model_validator(mode="after")
+    def _no_idle_option(self) -> HostSection:
+        if self.power is not None and self.per_request_ms == 0:
+            raise ValueError("'power' is not used by per_request_ms = 0")
+        if self.hidden_fraction is not None and self.base_ms == 0 and self.per_request_ms == 0:
+            raise ValueError("'hidden_fraction' is not used where there is no host time")
+        return self
 
 
 class ClusterSection(_Section):
     """Replicas and their engine options (`dsim.replica.ReplicaConfig`)."""
 
     replicas: PositiveInt = 1
-    router: Literal["round-robin", "least-tokens", "power-of-two"] = "round-robin"
+    router: Literal["round-robin", "least-tokens", "power-of-two"] | None = None
     max_seqs: PositiveInt = 256
     token_budget: PositiveInt = 8192
     prefill: Literal["disaggregated", "colocated"] = "disaggregated"
-    prefill_chunk: PositiveInt = 8192
+    prefill_chunk: PositiveInt | None = None
     block_tokens: PositiveInt = 64
     kv_blocks: PositiveInt = 65536
     scheduling: Literal["overlapped", "synchronous"] = "overlapped"
     clip_to_remaining: bool = False
     host: HostSection = HostSection()
+
+    @model_validator(mode="after")
+    def _no_idle_option(self) -> ClusterSection:
+        if self.router is not None and self.replicas == 1:
+            raise ValueError("'router' is not used by one replica")
+        if self.prefill_chunk is not None and self.prefill == "disaggregated":
+            raise ValueError("'prefill_chunk' is not used by prefill = 'disaggregated'")
+        if self.scheduling == "synchronous" and not self.host.hidden_fraction:
+            raise ValueError("scheduling = 'synchronous' changes nothing unless host.hidden_fraction is above 0")
+        return self
 
 
 class TiltSection(_Section):
@@ -85,12 +103,15 @@ class DraftsSection(_Section):
 
 
 class DrafterSection(_Section):
-    """One drafter: its bank (None: the preset's) and what a draft costs in passes of the profiled drafter."""
+    """One drafter: its bank (None: the preset's) and what a draft costs in passes of the profiled drafter.
+
+    `cost_note` says where the cost comes from (None: measured for one whole pass a block, assumed otherwise).
+    """
 
     bank: str | None = None
     passes: Literal["block", "token"] = "block"
     cost_scale: Positive = 1.0
-    cost_note: str = "measured"
+    cost_note: Annotated[str, Field(pattern=r"^[^;,:\s]+$")] | None = None
 
 
 class SyntheticSection(_Section):
@@ -134,7 +155,7 @@ class WorkloadSection(_Section):
     trace's lengths. `sort` and `drop_zero` are the reader's explicit repairs."""
 
     trace: str | None = None
-    window_s: tuple[NotNegative, Positive] | None = None
+    window_s: tuple[NotNegative, Annotated[float, Field(gt=0)]] | None = None
     order: Literal["shuffled", "trace"] = "shuffled"
     sort: bool = False
     drop_zero: bool = False
@@ -153,7 +174,10 @@ class WorkloadSection(_Section):
 
 
 class LoadSection(_Section):
-    """Closed loop: `users`; open loop: `rate_scales` times the trace's own rate, `requests` issued."""
+    """Closed loop: `users`; open loop: `rate_scales` times the trace's own rate, `requests` issued.
+
+    `stagger_s` (2), `warmup_per_user` (3) and `edge_fraction` (0.1) belong to steady measurements.
+    """
 
     users: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (
         1,
@@ -169,13 +193,13 @@ class LoadSection(_Section):
         256,
     )
     think_s: NotNegative = 0.0
-    stagger_s: NotNegative = 2.0
-    warmup_per_user: PositiveInt = MIN_WARMUP
+    stagger_s: NotNegative | None = None
+    warmup_per_user: PositiveInt | None = None
     scored_min: PositiveInt = 200
     scored_per_user: PositiveInt = 4
     rate_scales: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0)
-    requests: PositiveInt | None = 1000
-    edge_fraction: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
+    requests: PositiveInt | Literal["all"] = 1000
+    edge_fraction: Annotated[float, Field(ge=0, lt=0.5)] | None = None
     window_s: Positive = 2.0
 
 
@@ -207,8 +231,8 @@ class ArmSection(_Section):
 DEFAULT_DRAFTERS = {
     "dspark": DrafterSection(),
     "dflash": DrafterSection(),
-    "mtp": DrafterSection(passes="token", cost_scale=1 / 3, cost_note="assumed"),
-    "eagle3": DrafterSection(passes="token", cost_scale=1 / 3, cost_note="assumed"),
+    "mtp": DrafterSection(passes="token", cost_scale=1 / 3),
+    "eagle3": DrafterSection(passes="token", cost_scale=1 / 3),
 }
 
 
@@ -237,9 +261,25 @@ class Scenario(_Section):
                 raise ValueError(
                     f"arm '{arm.name}': no drafter '{arm.drafter}', expected one of {', '.join(self.drafters)}"
                 )
-        if self.measure.mode == "steady" and self.load.warmup_per_user < MIN_WARMUP:
-            raise ValueError(f"a steady measurement discards at least {MIN_WARMUP} requests a user")
+        load = self.load
+        if self.measure.mode == "steady":
+            if load.warmup_per_user is not None and load.warmup_per_user < MIN_WARMUP:
+                raise ValueError(f"a steady measurement discards at least {MIN_WARMUP} requests a user")
+        else:
+            for name in ("stagger_s", "warmup_per_user", "edge_fraction"):
+                if getattr(load, name) is not None:
+                    raise ValueError(f"'load.{name}' is not used by measure.mode = 'whole-run'")
+        used = {arm.drafter for arm in self.arms if self.gamma(arm)}
+        shape = ("auc", "ece", "spread", "request_share", "text_share", "autocorrelation")
+        given = [name for name in shape if getattr(self.drafts, name) is not None]
+        if given and all(self.drafters[name].bank is not None for name in used):
+            raise ValueError(f"'drafts.{given[0]}' shapes synthetic drafts; every drafter has a bank")
         return self
+
+    @field_validator("drafters", mode="before")
+    @classmethod
+    def _with_defaults(cls, given: Any) -> Any:
+        return {**DEFAULT_DRAFTERS, **given} if isinstance(given, dict) else given
 
     def arm(self, name: str) -> ArmSection:
         """The arm of that name."""
@@ -259,7 +299,8 @@ class Scenario(_Section):
 
     def canonical(self) -> dict[str, Any]:
         """Plain nested dict without absent values: what is saved and hashed."""
-        return self.model_dump(mode="json", exclude_none=True)
+        plain: dict[str, Any] = _lists(self.model_dump(mode="python", exclude_none=True))
+        return plain
 
 
 # -- reading ---------------------------------------------------------------------------------------------
@@ -312,7 +353,7 @@ def load_scenario(name_or_path: str | Path, overrides: Mapping[str, Any] | None 
     for key, value in (overrides or {}).items():
         _override(raw, key, value)
     scenario = parse_scenario(raw, path, text)
-    return _resolve_files(scenario, path.parent)
+    return resolve_files(scenario, path.parent)
 
 
 def parse_scenario(raw: Mapping[str, Any], file: str | Path | None = None, text: str = "") -> Scenario:
@@ -341,6 +382,12 @@ def _tuples(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_tuples(item) for item in value)
     return value
+
+
+def _lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _known_keys(location: Sequence[int | str]) -> str | None:
@@ -430,7 +477,7 @@ def _override(raw: dict[str, Any], key: str, value: Any) -> None:
             raise InputError(f"'{parts[i - 1]}' is a value, not a section", field=key, value=value)
 
 
-def _resolve_files(scenario: Scenario, folder: Path) -> Scenario:
+def resolve_files(scenario: Scenario, folder: Path) -> Scenario:
     """Make the paths of banks, traces, profiles and policy files absolute (relative to the scenario's folder)."""
 
     def absolute(text: str) -> str:

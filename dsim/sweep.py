@@ -14,7 +14,7 @@ from tqdm import tqdm
 from dsim.cost import StepCost
 from dsim.errors import InputError
 from dsim.scenario import Point, Result, check_scenario, cost_of, simulate
-from dsim.schema import Scenario
+from dsim.schema import MIN_WARMUP, Scenario
 
 #: What a task brings back: the table's row, and what `extract` made of the records.
 Outcome = tuple[dict[str, Any], Any]
@@ -109,5 +109,5 @@ def _effort(scenario: Scenario, point: Point) -> float:
     speed = 1.0 if scenario.gamma(scenario.arm(point.arm)) == 0 else 0.5
     if point.users is None:
         return speed * 1e3
-    requests = scenario.scored(point.users) + point.users * scenario.load.warmup_per_user
+    requests = scenario.scored(point.users) + point.users * MIN_WARMUP
     return speed * requests * (1.0 / point.users + 0.02)

@@ -119,8 +119,8 @@ class Records:
         Start and end of the measuring window.
     end_ns
         When the simulation stopped.
-    gpus
-        GPUs of all replicas together.
+    replicas, gpus
+        Replicas, and GPUs of all of them together.
     extrapolated
         A step left the profiled grid.
     """
@@ -130,5 +130,6 @@ class Records:
     scored: tuple[int, int]
     window_ns: tuple[int, int]
     end_ns: int
+    replicas: int
     gpus: int
     extrapolated: bool

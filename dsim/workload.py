@@ -5,13 +5,39 @@ The i-th request of a seed is the same whatever the policy, the load, the replic
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from dsim.drafts.luck import uniform
 from dsim.errors import InputError
 from traces import Trace
+
+
+class Workload(Protocol):
+    """A numbered sequence of requests: what the cluster asks for. `RequestStream` is one; see `docs/extending.md`.
+
+    Attributes
+    ----------
+    domains
+        Names of the text domains, in the order of `domain`'s indices.
+    """
+
+    domains: tuple[str, ...]
+
+    def lengths(self, i: int) -> tuple[int, int]:
+        """Prompt and output tokens of request i, each >= 1."""
+        ...
+
+    def domain(self, i: int) -> int:
+        """Index into `domains` of request i."""
+        ...
+
+    def arrival_ns(self, i: int) -> int:
+        """Arrival of request i in an open loop, nanoseconds, non-decreasing in i."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -78,7 +104,8 @@ class RequestStream:
     trace
         Where lengths and arrivals come from.
     domain_weights
-        Relative weights of the draft source's domains, in its order.
+        Relative weight by domain. Domains are drawn in alphabetical order, so that drafters which list them in
+        another order still see the same requests.
     order_seed, domain_seed
         Seeds of the two streams.
     order
@@ -90,7 +117,7 @@ class RequestStream:
     def __init__(
         self,
         trace: Trace,
-        domain_weights: tuple[float, ...],
+        domain_weights: Mapping[str, float],
         *,
         order_seed: int,
         domain_seed: int,
@@ -102,9 +129,10 @@ class RequestStream:
         index = rng.permutation(rows) if order == "shuffled" else np.arange(rows)
         if offset:
             index = np.roll(index, -int(rng.integers(rows)))
-        weights = np.asarray(domain_weights, dtype=np.float64)
+        self.domains = tuple(sorted(domain_weights))
+        weights = np.array([domain_weights[name] for name in self.domains], dtype=np.float64)
         if weights.size == 0 or np.any(weights < 0) or not weights.sum() > 0:
-            raise InputError(field="domains", value=list(domain_weights), expected="weights >= 0 with a sum > 0")
+            raise InputError(field="domains", value=dict(domain_weights), expected="weights >= 0 with a sum > 0")
         self._edges = np.cumsum(weights / weights.sum())[:-1]
         self._domain_seed = domain_seed
         self._prompt: list[int] = trace.prompt_tokens[index].tolist()

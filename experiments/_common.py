@@ -20,7 +20,7 @@ import pandas as pd
 import tomli_w
 
 from dsim.errors import InputError
-from dsim.schema import Scenario, load_scenario, parse_override, scenario_path
+from dsim.schema import HostSection, Scenario, load_scenario, parse_override, scenario_path
 
 DEFAULT_SCENARIO = "decode-node"
 
@@ -33,7 +33,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser(
-    description: str, *, seeds: int | None = None, out: str = "results", scenario: str = DEFAULT_SCENARIO
+    description: str, *, default_seeds: str = "the scenario's", out: str = "results", scenario: str = DEFAULT_SCENARIO
 ) -> argparse.ArgumentParser:
     """The options that every experiment has; a script adds its own.
 
@@ -41,8 +41,10 @@ def parser(
     ----------
     description
         What the experiment answers.
-    seeds, out, scenario
-        Defaults of the options of those names (seeds None: as many as the scenario says).
+    default_seeds
+        What the help says of ``--seeds``.
+    out, scenario
+        Defaults of the options of those names.
 
     Returns
     -------
@@ -58,9 +60,9 @@ def parser(
         default=scenario,
         help="scenario file (TOML), or the name of a shipped one (default: %(default)s)",
     )
-    for option, default, text in (("--seeds", seeds, "replications"), ("--jobs", joblib.cpu_count(), "processes")):
-        said = "the scenario's" if default is None else default
-        made.add_argument(option, metavar="N", type=positive_int, default=default, help=f"{text} (default: {said})")
+    made.add_argument("--seeds", metavar="N", type=positive_int, help=f"replications (default: {default_seeds})")
+    cores = joblib.cpu_count()
+    made.add_argument("--jobs", metavar="N", type=positive_int, default=cores, help=f"processes (default: {cores})")
     made.add_argument(
         "--out", metavar="DIR", type=Path, default=Path(out), help="folder for the results (default: %(default)s)"
     )
@@ -117,8 +119,10 @@ class _Overrides(argparse.Action):
         setattr(namespace, self.dest, {**found, key: value})
 
 
-def scenario_of(options: argparse.Namespace) -> Scenario:
+def scenario_of(options: argparse.Namespace, seeds: int | None = None) -> Scenario:
     """The scenario that the options of `parser` describe: file, ``--set``, ``--seeds`` and ``--quick``.
+
+    `seeds` is the script's own number of replications, where neither ``--seeds`` nor ``--set`` gives one.
 
     ``--quick`` keeps at most four of the loads (first and last among them), two seeds and a few requests.
     """
@@ -127,6 +131,8 @@ def scenario_of(options: argparse.Namespace) -> Scenario:
         if "measure.seeds" in overrides:
             raise InputError("is given twice", field="--seeds", value=options.seeds, expected="--seeds or --set")
         overrides["measure.seeds"] = options.seeds
+    elif seeds is not None:
+        overrides.setdefault("measure.seeds", seeds)
     scenario = load_scenario(options.scenario, overrides)
     if not options.quick:
         return scenario
@@ -137,7 +143,7 @@ def scenario_of(options: argparse.Namespace) -> Scenario:
             "rate_scales": _few(load.rate_scales),
             "scored_min": min(load.scored_min, 60),
             "scored_per_user": min(load.scored_per_user, 1),
-            "requests": None if load.requests is None else min(load.requests, 300),
+            "requests": 300 if load.requests == "all" else min(load.requests, 300),
         }
     )
     measure = scenario.measure.model_copy(update={"seeds": options.seeds or min(2, scenario.measure.seeds)})
@@ -168,10 +174,21 @@ def sources_note(scenario: Scenario, table: pd.DataFrame) -> str:
         f"Step times {base}{' (' + ', '.join(extra) + ')' if extra else ''}.",
         f"Drafts {', '.join(drafts)}." if drafts else "",
         f"Requests {table['trace_source'].iloc[0]}; results are conditional on this trace.",
-        "No host overhead (assumed)." if silent else f"Host overhead {host.base_ms:g} ms + ... (scenario).",
+        "No host overhead (assumed)." if silent else f"Host overhead {_host_text(host)} (the scenario's).",
         "Some steps lie outside the profiled sizes (extrapolated)." if table["extrapolated"].any() else "",
     ]
     return " ".join(part for part in parts if part)
+
+
+def _host_text(host: HostSection) -> str:
+    each = f" + {host.per_request_ms:g} ms x R^{host.power or 0.5:g}" if host.per_request_ms else ""
+    hidden = f", {100 * host.hidden_fraction:g} % hidden" if host.hidden_fraction else ""
+    return f"{host.base_ms:g} ms{each}{hidden}"
+
+
+def written(out: Path) -> None:
+    """Say what an experiment wrote (call inside `staged_output`, with the staging folder)."""
+    print(f"\nfiles: {', '.join(sorted(file.name for file in out.iterdir()))}")
 
 
 def _few(values: tuple[Any, ...], most: int = 4) -> tuple[Any, ...]:

@@ -14,13 +14,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from dsim.compare import compare, verdict
 from dsim.errors import InputError
 from dsim.figures import caption, new_figure, save_figure
-from dsim.schema import ArmSection, Scenario, parse_scenario
+from dsim.schema import Scenario, parse_scenario, resolve_files
 from dsim.sweep import grid, run
 from experiments._common import (
     parser,
@@ -32,6 +33,7 @@ from experiments._common import (
     staged_output,
     write_csv,
     write_scenario,
+    written,
 )
 
 #: Compared metrics; the first is the primary one unless --primary says otherwise.
@@ -51,64 +53,72 @@ _OTHER_SEEDS = 1_000_000
 
 def options() -> argparse.ArgumentParser:
     """Command line of the script."""
-    cli = parser(__doc__, seeds=10, out="results/ab")
+    cli = parser(__doc__, default_seeds="10", out="results/ab")
     cli.add_argument("--a", metavar="SPEC", required=True, help="the one to beat")
     cli.add_argument("--b", metavar="SPEC", required=True, help="the challenger")
     cli.add_argument("--users", metavar="N", type=positive_int, default=64, help="concurrent users (default: 64)")
     cli.add_argument(
         "--primary", metavar="METRIC", choices=METRICS, default=METRICS[0], help="primary metric (default: %(default)s)"
     )
-    cli.add_argument("--alpha", metavar="P", type=float, default=0.05, help="error rate (default: %(default)s)")
+    cli.add_argument("--alpha", metavar="P", type=_rate, default=0.05, help="error rate (default: %(default)s)")
     return cli
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"got '{text}', expected a number between 0 and 1")
+    return value
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run both arms, print the table and the verdict, write the files."""
     args = options().parse_args(argv)
-    scenario = scenario_of(args)
+    scenario = scenario_of(args, seeds=10)
     a, b = arm_of(scenario, args.a), arm_of(scenario, args.b)
-    same = (a.policy, a.drafter, scenario.gamma(a)) == (b.policy, b.drafter, scenario.gamma(b))
+    gammas = [scenario.drafts.gamma if arm["gamma"] is None else arm["gamma"] for arm in (a, b)]
+    same = (a["policy"], a["drafter"], gammas[0]) == (b["policy"], b["drafter"], gammas[1])
     if same:
         # Two names, one arm: an A/A check needs B to have luck of its own.
-        a, b = (arm.model_copy(update={"name": f"{arm.name} ({side})"}) for arm, side in ((a, "A"), (b, "B")))
-    elif a.name == b.name:
-        raise InputError(field="--b", value=args.b, expected="a spec that differs from --a")
+        a["name"], b["name"] = f"{a['name']} (A)", f"{b['name']} (B)"
     study = _study(scenario, a, b)
     seeds = range(scenario.measure.seeds)
     other = [seed + _OTHER_SEEDS for seed in seeds] if same else list(seeds)
-    points = grid(study, arms=[a.name], users=[args.users], seeds=seeds)
-    points += grid(study, arms=[b.name], users=[args.users], seeds=other)
+    points = grid(study, arms=[a["name"]], users=[args.users], seeds=seeds)
+    points += grid(study, arms=[b["name"]], users=[args.users], seeds=other)
     with staged_output(args.out) as out:
         table = run(study, points, jobs=args.jobs).table
         table.insert(6, "replication", [*seeds, *seeds])
-        sides = [table[table["arm"] == arm.name] for arm in (a, b)]
+        sides = [table[table["arm"] == arm["name"]] for arm in (a, b)]
         result = compare(*sides, list(METRICS), args.primary, alpha=args.alpha, unit="replication")
-        line = verdict(result, a.name, b.name)
+        result.attrs["paired"] = bool(table["paired"].all())
+        line = verdict(result, a["name"], b["name"])
         report(result, study, args, same)
         print(f"\n{line}")
         write_csv(result, out / "ab.csv")
         write_csv(table, out / "ab_runs.csv")
         write_scenario(study, out / "scenario.toml")
         draw(result, table, study, line, args, out)
-    print(f"\nwritten to {args.out}: ab.csv, ab_runs.csv, ab.png, ab.svg, scenario.toml")
+        written(out)
+    print(f"written to {args.out}")
 
 
-def arm_of(scenario: Scenario, spec: str) -> ArmSection:
-    """The arm that a SPEC names: one of the scenario's, or ``POLICY[@DRAFTER][/GAMMA]``."""
+def arm_of(scenario: Scenario, spec: str) -> dict[str, Any]:
+    """The arm (as a section) that a SPEC names: one of the scenario's, or ``POLICY[@DRAFTER[/GAMMA]]``."""
     for arm in scenario.arms:
         if arm.name == spec:
-            return arm
+            return arm.model_dump()
     policy, at, rest = spec.partition("@")
     drafter, slash, gamma = rest.partition("/")
-    if (at and not drafter) or (slash and not gamma.isdigit()):
+    if not policy or (at and not drafter) or (slash and not gamma.isdecimal()):
         raise InputError("is no arm spec", value=spec, expected="an arm's name, or POLICY[@DRAFTER[/GAMMA]]")
-    return ArmSection(name=spec, policy=policy, drafter=drafter or "dspark", gamma=int(gamma) if slash else None)
+    return {"name": spec, "policy": policy, "drafter": drafter or "dspark", "gamma": int(gamma) if slash else None}
 
 
-def _study(scenario: Scenario, a: ArmSection, b: ArmSection) -> Scenario:
-    """The scenario with these two arms, validated again."""
-    raw = scenario.model_dump(mode="python") | {"arms": (a.model_dump(), b.model_dump())}
-    return parse_scenario(raw)
+def _study(scenario: Scenario, a: dict[str, Any], b: dict[str, Any]) -> Scenario:
+    """The scenario with these two arms, validated again; policy files are found from here."""
+    raw = scenario.model_dump(mode="python") | {"arms": (a, b)}
+    return resolve_files(parse_scenario(raw), Path())
 
 
 def report(result: pd.DataFrame, scenario: Scenario, args: argparse.Namespace, same: bool) -> None:
@@ -116,6 +126,8 @@ def report(result: pd.DataFrame, scenario: Scenario, args: argparse.Namespace, s
     slo = scenario.slo
     print(f"\nA = {args.a}, B = {args.b}; {args.users} users, {scenario.measure.seeds} seeds")
     print(f"goodput: requests with TTFT <= {slo.ttft_ms or 'any'} ms and TPOT <= {slo.tpot_ms or 'any'} ms")
+    if not result.attrs["paired"]:
+        print("not paired: the two arms did not see the same drafts and luck; intervals are wider for it")
     if same:
         print("A/A check: both are the same arm; B runs on other seeds")
     shown = result[["metric", "mean_a", "mean_b"]].copy()

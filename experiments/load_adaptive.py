@@ -30,6 +30,7 @@ from experiments._common import (
     staged_output,
     write_csv,
     write_scenario,
+    written,
 )
 
 DEFAULT_ARMS = ("mtp1", "dspark")
@@ -94,7 +95,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             write_csv(cloud, out / "load_adaptive_windows.csv")
         write_scenario(scenario, out / "scenario.toml")
         draw(sweep.table, cloud, scenario, arms, args, out)
-    print(f"\nwritten to {args.out}: load_adaptive.csv, load_adaptive.png, load_adaptive.svg, scenario.toml")
+        written(out)
+    print(f"written to {args.out}")
 
 
 def report(table: pd.DataFrame) -> None:

@@ -41,6 +41,7 @@ from experiments._common import (
     staged_output,
     write_csv,
     write_scenario,
+    written,
 )
 
 COLUMNS = [
@@ -108,7 +109,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             write_csv(cloud, out / "pareto_windows.csv")
         write_scenario(scenario, out / "scenario.toml")
         draw(table, cloud, scenario, arms, args, out)
-    print(f"\nwritten to {args.out}: pareto.csv, pareto.png, pareto.svg, scenario.toml")
+        written(out)
+    print(f"written to {args.out}")
 
 
 def report(table: pd.DataFrame, baseline: str, load: str) -> None:

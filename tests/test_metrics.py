@@ -35,6 +35,7 @@ def records():
         scored=(0, 2),
         window_ns=(0, 40 * MS),
         end_ns=40 * MS,
+        replicas=1,
         gpus=2,
         extrapolated=False,
     )
@@ -75,7 +76,7 @@ def test_nothing_to_stand_on_is_nan_not_zero():
 def test_windows_by_hand():
     w = windows(records(), 0.020)
     assert w["time_s"].tolist() == [0.0, 0.02]
-    np.testing.assert_allclose(w["throughput_tok_s_gpu"], [6 / 0.02 / 2, 2 / 0.02 / 2])
+    np.testing.assert_allclose(w["throughput_tok_s_gpu"], [(6 + 2) / 0.02 / 2, 2 / 0.02 / 2])
     np.testing.assert_allclose(w["tps_per_user"], [6 / 0.030, 2 / 0.040])
     np.testing.assert_allclose(w["concurrency"], [1.5, 2.0])
     np.testing.assert_allclose(w["verification_budget"], [3.0, 1.0])

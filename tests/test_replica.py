@@ -16,7 +16,7 @@ MS = 1_000_000
 
 def cluster(trace, *, drafts=None, policy=None, cost=None, load=None, replicas=1, router="round-robin", **config):
     options = {"max_seqs": 8, "token_budget": 64, "block_tokens": 4, "kv_blocks": 1000} | config
-    stream = RequestStream(trace, (1.0,), order_seed=0, domain_seed=0, order="trace")
+    stream = RequestStream(trace, {"any": 1.0}, order_seed=0, domain_seed=0, order="trace")
     return Cluster(
         replicas=replicas,
         config=ReplicaConfig(**options),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
 from dsim.errors import InputError
-from dsim.scenario import Point, check_scenario, simulate
+from dsim.scenario import Point, check_scenario, simulate, trace_of
 from dsim.schema import load_scenario
+from dsim.workload import RequestStream
 
-SMALL = {"load.scored_min": 30, "load.scored_per_user": 2, "load.requests": 60, "load.edge_fraction": 0.1}
+SMALL = {"load.scored_min": 30, "load.scored_per_user": 2, "load.requests": 60}
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +134,32 @@ def test_a_tilted_drafter_is_labelled_and_better():
     one, two = (simulate(s, Point("fixed5", 0, users=4)).row for s in (base, tilted))
     assert two["drafts_source"] == "synthetic:dsv4:dspark:tilted"
     assert two["accepted_length"] > one["accepted_length"] + 0.5
+
+
+def test_tpot_slack_is_the_lead_over_the_target(tmp_path):
+    """A policy sees produced x target - time since the first token; by hand at one user."""
+    policy = tmp_path / "spy.py"
+    policy.write_text(
+        "import numpy as np\nfrom dsim.policy import BasePolicy\nSEEN = []\n"
+        "class Spy(BasePolicy):\n    def plan(self, view):\n"
+        "        now = (view.produced, view.slo_slack_ms, view.time_s, view.first_ns)\n"
+        "        SEEN.append([np.copy(part).tolist() for part in now])\n"
+        "        return np.zeros(view.requests, dtype=np.int64)\n"
+    )
+    overrides = SMALL | {"arms.6.policy": f"{policy}:Spy", "load.scored_min": 1, "load.scored_per_user": 1}
+    scenario = load_scenario("decode-node", overrides)
+    simulate(scenario, Point("dspark", 0, users=1))
+    (module,) = [m for name, m in sys.modules.items() if name.startswith("dsim_policy_spy_")]
+    produced, slack, time_s, first = module.SEEN[7]
+    assert produced == [7]
+    assert slack[0] == pytest.approx(7 * 20.0 - (time_s * 1e3 - first[0] / 1e6))
+
+
+def test_domains_are_the_same_requests_in_any_order_of_a_drafters_list():
+    trace = trace_of(load_scenario("decode-node"))
+    one = RequestStream(trace, {"code": 1.0, "chat": 2.0}, order_seed=1, domain_seed=2)
+    two = RequestStream(trace, {"chat": 2.0, "code": 1.0}, order_seed=1, domain_seed=2)
+    assert [one.domains[one.domain(i)] for i in range(50)] == [two.domains[two.domain(i)] for i in range(50)]
 
 
 def test_a_point_is_either_closed_or_open(scenario):

@@ -108,6 +108,30 @@ def test_idle_options_of_a_synthetic_workload_are_errors(tmp_path, synthetic, me
         load_scenario(written(tmp_path, text))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"cluster.router": "least-tokens"}, "'router' is not used by one replica"),
+        ({"cluster.prefill_chunk": 512}, "'prefill_chunk' is not used by prefill = 'disaggregated'"),
+        ({"cluster.scheduling": "synchronous"}, "changes nothing unless host.hidden_fraction"),
+        ({"cluster.host.power": 0.5}, "'power' is not used by per_request_ms = 0"),
+        ({"cluster.host.hidden_fraction": 0.5}, "'hidden_fraction' is not used"),
+        ({"measure.mode": "whole-run", "load.stagger_s": 1.0}, "'load.stagger_s' is not used by"),
+        ({"measure.mode": "whole-run", "load.warmup_per_user": 3}, "'load.warmup_per_user' is not used by"),
+        ({"load.warmup_per_user": 2}, "discards at least 3"),
+        ({"drafts.auc": [0.8], "drafters.dspark.bank": "x.npz"}, "'drafts.auc' shapes synthetic drafts"),
+    ],
+)
+def test_options_that_would_change_nothing_are_errors(tmp_path, overrides, message):
+    with pytest.raises(InputError, match=message):
+        load_scenario(written(tmp_path, SMALL), overrides)
+
+
+def test_drafters_add_to_the_built_in_ones(tmp_path):
+    scenario = load_scenario(written(tmp_path, SMALL), {"drafters.mine": {"bank": "x.npz"}})
+    assert set(scenario.drafters) == {"dspark", "dflash", "mtp", "eagle3", "mine"}
+
+
 def test_overrides_change_nested_keys_and_lists(tmp_path):
     path = written(tmp_path, SMALL)
     scenario = load_scenario(path, {"load.users": [2], "cost.fit": "roofline", "arms.1.gamma": 3})

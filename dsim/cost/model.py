@@ -33,6 +33,9 @@ class StepCost(Protocol):
         the verify samples include the draft, `max_requests` is the largest verify batch.
     max_prefill_tokens
         Longest prompt (tokens) that the profile prices.
+    max_verify_requests, contexts
+        Largest profiled number of requests in a verify step, and the profiled contexts (int64, ascending). Only
+        looked at where the prices depend on requests or on context.
 
     Examples
     --------
@@ -64,6 +67,10 @@ class StepCost(Protocol):
     def max_requests(self) -> int: ...
     @property
     def max_prefill_tokens(self) -> int: ...
+    @property
+    def max_verify_requests(self) -> int: ...
+    @property
+    def contexts(self) -> IntArray: ...
 
     def verify_table(self, requests: int, max_tokens: int, context: float | None = None) -> FloatArray:
         """float64[max_tokens + 1]: ms of a target pass by the tokens in it; entry 0 is 0."""

@@ -156,7 +156,7 @@ def price_between(sizes: IntArray, ms: FloatArray, at: IntArray, *, stepped: boo
     """Prices at `at` from points in ascending `sizes`.
 
     Below the first size the first price holds (a smaller step is padded to it, or assumed no cheaper).
-    Stepped: the price of the next size. Linear: between the neighbours. Above the last size both continue the
+    Stepped: the price of the next size. Linear: between the neighbors. Above the last size both continue the
     line through the last two points, and never fall below the last price.
     """
     if stepped:

@@ -125,7 +125,7 @@ class RooflineModel(StepModel):
         return tuple(law for law in self.fits if isinstance(law, Roofline))
 
     def on_hardware(self, *, bandwidth: float = 1.0, compute: float = 1.0, name: str) -> RooflineModel:
-        """The same engine and model on other hardware: an estimate, and labelled so.
+        """The same engine and model on other hardware: an estimate, and labeled so.
 
         Parameters
         ----------

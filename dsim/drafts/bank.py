@@ -52,7 +52,7 @@ class BankHeader:
         Drafted tokens a block.
     kind
         ``recorded`` (a real drafter and target) or ``synthetic`` (a generator).
-    drafter, target, source, licence
+    drafter, target, source, license
         Provenance, free text.
     domains
         Names, in the order of the domain indices.
@@ -67,7 +67,7 @@ class BankHeader:
     drafter: str
     target: str
     source: str
-    licence: str
+    license: str
     domains: tuple[str, ...]
     logit_low: float
     logit_high: float
@@ -120,15 +120,27 @@ def make_bank(
     bounds: npt.NDArray[np.integer[Any]],
     domain: npt.NDArray[np.integer[Any]],
 ) -> Bank:
-    """Quantize arrays to a bank (raw logits, before the header's temperatures) and check it."""
+    """Quantize arrays to a bank (raw logits, before the header's temperatures) and check it.
+
+    Logits beyond the header's limits are stored as the limits; everything else out of range is an error.
+    """
+    _check_header(header, "bank")
+    values, counts = np.asarray(alpha, dtype=np.float64), np.asarray(accepted)
+    if not np.all((values >= 0) & (values <= 1)):
+        raise InputError(file="bank", field="alpha", expected="probabilities in [0, 1]")
+    if not np.all(np.isfinite(confidence_logit)):
+        raise InputError(file="bank", field="confidence_logit", expected="finite numbers")
+    if counts.size and not (counts.min() >= 0 and counts.max() <= header.gamma):
+        worst = int(counts.min() if counts.min() < 0 else counts.max())
+        raise InputError(file="bank", field="accepted", value=worst, expected=f"0..gamma = {header.gamma}")
     span = header.logit_high - header.logit_low
     scaled = (np.clip(confidence_logit, header.logit_low, header.logit_high) - header.logit_low) * (255 / span)
     bank = Bank(
         header=header,
         confidence=np.empty((0, header.gamma), np.float32),
         confidence_bytes=np.rint(scaled).astype(np.uint8),
-        alpha_bytes=np.rint(np.clip(alpha, 0, 1) * 255).astype(np.uint8),
-        accepted=np.asarray(accepted).astype(np.uint8),
+        alpha_bytes=np.rint(values * 255).astype(np.uint8),
+        accepted=counts.astype(np.uint8),
         bounds=np.asarray(bounds).astype(np.int64),
         domain=np.asarray(domain).astype(np.uint8),
     )
@@ -162,33 +174,45 @@ def recalibrated(bank: Bank, temperatures: npt.ArrayLike) -> Bank:
     return _dequantized(Bank(**{**_shallow(bank), "header": header}))
 
 
+def _need(condition: bool, file: str | Path, field: str, value: object, expected: str) -> None:
+    if not condition:
+        raise InputError(file=file, field=field, value=value, expected=expected)
+
+
+def _check_header(header: BankHeader, file: str | Path) -> None:
+    def need(condition: bool, field: str, expected: str) -> None:
+        _need(condition, file, field, getattr(header, field), expected)
+
+    def number(value: object) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+
+    need(header.format == FORMAT, "format", repr(FORMAT))
+    need(header.version == VERSION, "version", f"{VERSION} (this dsim reads no other)")
+    need(header.kind in KINDS, "kind", f"one of {', '.join(KINDS)}")
+    need(type(header.gamma) is int and 1 <= header.gamma <= 64, "gamma", "an integer in 1..64")
+    for field in ("drafter", "target", "source", "license", "notes"):
+        need(isinstance(getattr(header, field), str), field, "text")
+    need(0 < len(header.domains) <= 255, "domains", "1 to 255 names")
+    need(all(isinstance(name, str) and name for name in header.domains), "domains", "names")
+    need(len(set(header.domains)) == len(header.domains), "domains", "distinct names")
+    need(number(header.logit_low), "logit_low", "a finite number")
+    need(number(header.logit_high) and header.logit_low < header.logit_high, "logit_high", f"> {header.logit_low}")
+    need(
+        len(header.temperatures) == header.gamma and all(number(t) and t > 0 for t in header.temperatures),
+        "temperatures",
+        f"{header.gamma} finite numbers > 0",
+    )
+
+
 def check_bank(bank: Bank, file: str | Path) -> None:
     """Raise InputError unless every array has its shape and range."""
     header = bank.header
+    _check_header(header, file)
     rows = bank.accepted.shape[0] if bank.accepted.ndim == 1 else -1
 
     def need(condition: bool, field: str, value: object, expected: str) -> None:
-        if not condition:
-            raise InputError(file=file, field=field, value=value, expected=expected)
+        _need(condition, file, field, value, expected)
 
-    need(header.format == FORMAT, "format", header.format, repr(FORMAT))
-    need(header.version == VERSION, "version", header.version, f"{VERSION} (this dsim reads no other)")
-    need(header.kind in KINDS, "kind", header.kind, f"one of {', '.join(KINDS)}")
-    need(
-        isinstance(header.gamma, int) and 1 <= header.gamma <= 64,
-        "gamma",
-        header.gamma,
-        "an integer in 1..64",
-    )
-    need(0 < len(header.domains) <= 255, "domains", header.domains, "1 to 255 names")
-    need(len(set(header.domains)) == len(header.domains), "domains", header.domains, "distinct names")
-    need(header.logit_low < header.logit_high, "logit_low", header.logit_low, f"a number < {header.logit_high}")
-    need(
-        len(header.temperatures) == header.gamma and all(0 < t < float("inf") for t in header.temperatures),
-        "temperatures",
-        header.temperatures,
-        f"{header.gamma} finite numbers > 0",
-    )
     need(bank.accepted.ndim == 1 and rows > 0, "accepted", bank.accepted.shape, "a non-empty vector")
     for name in ("confidence_bytes", "alpha_bytes"):
         array = getattr(bank, name)

@@ -96,9 +96,9 @@ def _all_positions(values: tuple[float, ...] | None, gamma: int, field: str) -> 
         return None
     if len(values) == 1:
         return tuple(values) * gamma
-    if len(values) < gamma:
-        raise InputError(field=field, value=list(values), expected=f"1 or {gamma} numbers")
-    return tuple(values[:gamma])
+    if len(values) != gamma:
+        raise InputError(field=field, value=list(values), expected=f"1 number, or {gamma} (one a position)")
+    return tuple(values)
 
 
 @lru_cache

@@ -5,15 +5,15 @@ Model, for trajectory i of a domain, position t and draft k (all latents standar
     x_{i,t,k} = spread * (sqrt(w_r) s_i + sqrt(w_t) z_{i,t+k} + sqrt(w_e) e_{i,t,k})
     alpha_{i,t,k} = sigmoid(mu_k + x_{i,t,k})
 
-s_i makes requests differ; z is a first-order autoregression along the *text*, so neighbouring positions and
-neighbouring blocks are alike; e is the draft's own. mu_k is solved so that the conditional acceptance over the
+s_i makes requests differ; z is a first-order autoregression along the *text*, so neighboring positions and
+neighboring blocks are alike; e is the draft's own. mu_k is solved so that the conditional acceptance over the
 steps that full verification visits is the wanted one. A confidence is what a noisy look at x supports:
 
     o_{i,t,k} = x_{i,t,k} + nu_k * noise,   c_{i,t,k} = sigmoid(b_{k,0} + sum_{j<=k} b_{k,j} o_{i,t,j} + over_k)
 
 b is the logistic regression of alpha_k on the looks so far, among the expected survivors (a calibrated head);
 nu_k is solved for the AUC and over_k >= 0 (overconfidence) for the ECE of the cumulative product, left to right.
-Everything that this module makes is labelled synthetic.
+Everything that this module makes is labeled synthetic.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def generate(spec: SyntheticSpec) -> Bank:
         drafter=spec.drafter,
         target="none",
         source=spec.source,
-        licence="Apache-2.0",
+        license="Apache-2.0",
         domains=tuple(spec.acceptance),
         logit_low=-_LOGIT_LIMIT,
         logit_high=_LOGIT_LIMIT,

@@ -21,7 +21,7 @@ def single_server(arrival_s, output, step_ms=1.0):
         drafts=None,
         draft_cost=DraftCost(),
         policy=ScriptedPolicy(0),
-        stream=RequestStream(trace, (1.0,), order_seed=0, domain_seed=0, order="trace"),
+        stream=RequestStream(trace, {"any": 1.0}, order_seed=0, domain_seed=0, order="trace"),
         load=OpenLoop(requests=len(trace)),
     ).run()
     requests = records.requests
@@ -75,7 +75,7 @@ def test_geometric_acceptance(p, gamma):
         drafts=BernoulliDrafts(p, gamma, seed=1),
         draft_cost=DraftCost(),
         policy=ScriptedPolicy(gamma),
-        stream=RequestStream(trace, (1.0,), order_seed=0, domain_seed=0),
+        stream=RequestStream(trace, {"any": 1.0}, order_seed=0, domain_seed=0),
         load=ClosedLoop(users=8, scored=16, steady=False),
     ).run()
     steps = int(records.steps["requests"].sum())
@@ -99,7 +99,7 @@ def test_round_trip_of_a_saturated_closed_loop():
         drafts=None,
         draft_cost=DraftCost(),
         policy=ScriptedPolicy(0),
-        stream=RequestStream(trace, (1.0,), order_seed=0, domain_seed=0),
+        stream=RequestStream(trace, {"any": 1.0}, order_seed=0, domain_seed=0),
         load=ClosedLoop(users=4, scored=40),
     ).run()
     row = summarize(records)

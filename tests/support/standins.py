@@ -22,6 +22,7 @@ class ConstantCost:
         self.capture_limit = int(self.captured_sizes[-1]) if self.captured_sizes.size else 0
         self.max_tokens, self.max_requests = max_tokens, 1 << 20
         self.max_prefill_tokens = 1 << 30
+        self.max_verify_requests, self.contexts = 1 << 20, np.zeros(0, dtype=np.int64)
 
     def verify_table(self, requests, max_tokens, context=None):
         table = self.step_ms + self.token_ms * np.arange(max_tokens + 1, dtype=np.float64)
