@@ -41,7 +41,7 @@ def write(out: Path, files: list[str], error: BaseException | None = None) -> No
 
 def test_defaults_and_types(tmp_path: Path) -> None:
     args = parser("What it answers.", default_seeds="10", out="results/ab").parse_args([])
-    assert (args.seeds, args.quick, args.overrides, args.out) == (10, False, {}, Path("results/ab"))
+    assert (args.seeds, args.quick, args.overrides, args.out) == (None, False, {}, Path("results/ab"))
     assert args.jobs >= 1
     assert args.scenario.name == "decode-node.toml"
     file = tmp_path / "mine.toml"
