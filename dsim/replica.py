@@ -152,6 +152,10 @@ class Replica:
         empty = np.ones((0, self.gamma), dtype=np.float32)
         self._history = (empty,) * self._depth  # one step old first, as deep as the policy reads
         self._step = 0
+        self._captured_sizes, self._capture_limit = prices.captured_sizes, prices.capture_limit
+        self._draft_ms, self._host_hidden_ms, self._host_exposed_ms = (
+            [ns * 1e-6 for ns in column] for column in (prices.draft_ns, prices.host_hidden_ns, prices.host_exposed_ns)
+        )
         # The prices of all steps, where they depend on neither requests nor context.
         self._table = prices.verify(0, 0.0) if prices.one_table else None
         self._reserved_worst = 0  # KV blocks if every admitted request ran to its end
@@ -230,19 +234,18 @@ class Replica:
         caps, caps_bind = self._caps, False
         if self.config.clip_to_remaining:
             caps, caps_bind = np.minimum(caps, -1 - self._left), True
-        prices = self.prices
         lengths = self.policy.plan(
             PolicyView(
                 seen,
                 verify_ms,
-                prices.draft_ns[running] * 1e-6,
+                self._draft_ms[running],
                 base,
                 sampling,
                 caps,
-                prices.captured_sizes,
-                prices.capture_limit,
-                prices.host_hidden_ns[running] * 1e-6,
-                prices.host_exposed_ns[running] * 1e-6,
+                self._captured_sizes,
+                self._capture_limit,
+                self._host_hidden_ms[running],
+                self._host_exposed_ms[running],
                 self._step,
                 self._born,
                 self.slo_tpot_ms,
@@ -370,17 +373,15 @@ class Replica:
         self._history = tuple(np.concatenate([past, row]) for past in self._history)
 
     def _keep(self, keep: IntArray) -> None:
-        self._state[:, : keep.size] = self._state[:, keep]
+        self._state[:, : keep.size] = self._state.take(keep, axis=1)
         self._count = keep.size
-        self._history = tuple(past[keep] for past in self._history)
+        self._history = tuple(past.take(keep, axis=0) for past in self._history)
         self._reslice()
 
     def _retire(self, done: IntArray, now: int) -> None:
         log = self.requests
         finished = self._ids[done].tolist()
-        stay = np.ones(self._count, dtype=bool)
-        stay[done] = False
-        self._keep(np.flatnonzero(stay))
+        self._keep(np.flatnonzero(self._left < 0))
         for request in finished:
             log.generated_tokens[request] = log.output_tokens[request]
             self._finish(request, now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +46,8 @@ class StepLog:
             self._rows = []
 
     def _pack(self) -> IntArray:
-        return np.array(self._rows, dtype=np.int64).reshape(-1, len(STEP_COLUMNS))
+        count = len(self._rows) * len(STEP_COLUMNS)
+        return np.fromiter(chain.from_iterable(self._rows), dtype=np.int64, count=count).reshape(-1, len(STEP_COLUMNS))
 
     def __len__(self) -> int:
         return len(self._full) * self._block_rows + len(self._rows)

@@ -88,7 +88,7 @@ class Bank:
     confidence_bytes, alpha_bytes
         uint8[N, gamma]: as stored.
     accepted
-        uint8[N].
+        int64[N] (uint8 in the file): replay indexes it in every step.
     bounds, domain
         int64[T + 1], uint8[T].
     """
@@ -97,7 +97,7 @@ class Bank:
     confidence: npt.NDArray[np.float32]
     confidence_bytes: npt.NDArray[np.uint8]
     alpha_bytes: npt.NDArray[np.uint8]
-    accepted: npt.NDArray[np.uint8]
+    accepted: npt.NDArray[np.int64]
     bounds: npt.NDArray[np.int64]
     domain: npt.NDArray[np.uint8]
 
@@ -140,7 +140,7 @@ def make_bank(
         confidence=np.empty((0, header.gamma), np.float32),
         confidence_bytes=np.rint(scaled).astype(np.uint8),
         alpha_bytes=np.rint(values * 255).astype(np.uint8),
-        accepted=counts.astype(np.uint8),
+        accepted=counts.astype(np.int64),
         bounds=np.asarray(bounds).astype(np.int64),
         domain=np.asarray(domain).astype(np.uint8),
     )
@@ -258,7 +258,7 @@ def write_bank(bank: Bank, path: str | Path) -> None:
                 header=header,
                 confidence=bank.confidence_bytes,
                 alpha=bank.alpha_bytes,
-                accepted=bank.accepted,
+                accepted=bank.accepted.astype(np.uint8),
                 bounds=bank.bounds,
                 domain=bank.domain,
             )
@@ -392,7 +392,7 @@ def _read_packed(path: Path) -> Bank:
         confidence=np.empty((0, 0), np.float32),
         confidence_bytes=members["confidence"],
         alpha_bytes=members["alpha"],
-        accepted=members["accepted"],
+        accepted=members["accepted"].astype(np.int64),
         bounds=members["bounds"],
         domain=members["domain"],
     )

@@ -43,6 +43,17 @@ def hash64(seed: int, *key: npt.ArrayLike) -> UIntArray:
     return state
 
 
+def hash64_int(seed: int, *key: int) -> int:
+    """`hash64` of integers, without the fixed cost of arrays."""
+    state = seed & _MASK
+    for component in key:
+        state = (state + int(_GOLDEN) * (component + 1)) & _MASK
+        state = (state ^ (state >> 30)) * int(_M1) & _MASK
+        state = (state ^ (state >> 27)) * int(_M2) & _MASK
+        state ^= state >> 31
+    return state
+
+
 def uniform(seed: int, *key: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """float64 in [0, 1) by key: 53 random bits."""
     return (hash64(seed, *key) >> np.uint64(11)).astype(np.float64) * 2.0**-53

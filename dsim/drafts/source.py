@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dsim.drafts.bank import Bank
-from dsim.drafts.luck import hash64, uniform
+from dsim.drafts.luck import hash64_int, uniform
 from dsim.errors import InputError
 
 Float32Array = npt.NDArray[np.float32]
@@ -159,8 +159,7 @@ class BankDrafts:
 
     def _enter(self, request: int, segment: int, first: int) -> None:
         members = self._members[self._domain[request]]
-        pick = int(hash64(self._seed, request, segment)[0] % np.uint64(members.size))
-        trajectory = members[pick]
+        trajectory = members[hash64_int(self._seed, request, segment) % members.size]
         self._base[request] = self._bounds[trajectory] - first
         self._first[request] = first
         self._end[request] = first + self._usable[trajectory]
@@ -183,7 +182,7 @@ class BankDrafts:
         if self._shift_alpha is not None:
             accepted = self._tilted(requests, positions, self._shift_alpha)
         else:
-            accepted = self._accepted.take(rows).astype(np.int64)
+            accepted = self._accepted.take(rows)
             if self._truncated:
                 np.minimum(accepted, self.gamma, out=accepted)
         # Whole rows first: taking from a slice would copy all of it every time.
@@ -200,7 +199,7 @@ class BankDrafts:
         k = np.arange(self.gamma)
         raw = uniform(self._seed + 1, requests[:, None], positions[:, None], k[None, :])
         alpha = _clipped(self._alpha_bytes[rows] / 255)
-        accepted = self._accepted[rows].astype(np.int64)[:, None]
+        accepted = self._accepted[rows][:, None]
         return np.where(k < accepted, raw * alpha, np.where(k == accepted, alpha + raw * (1 - alpha), raw))
 
     def _tilted(self, requests: IntArray, positions: IntArray, shift: npt.NDArray[np.float64]) -> IntArray:

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import kstest
 
 from dsim.drafts import BankDrafts, BankHeader, DraftSource, Tilt, make_bank
-from dsim.drafts.luck import hash64, uniform
+from dsim.drafts.luck import hash64, hash64_int, uniform
 from dsim.errors import InputError
 
 
@@ -153,4 +153,6 @@ def test_hash_is_counter_based_and_uniform():
     assert not np.any(u[:1000] == uniform(2, np.arange(1000), 3))
     # Known answer: a change of the mixer would silently change every result.
     assert [int(v) for v in hash64(0, np.arange(2))] == [int(v) for v in hash64(0, np.array([0, 1]))]
-    assert int(hash64(0, 0)[0]) == 16294208416658607535
+    assert int(hash64(0, 0)[0]) == hash64_int(0, 0) == 16294208416658607535
+    for seed, *key in [(7, 3, 9), (2**63 + 5, 1), (-1, 0, 2**40, 5)]:
+        assert int(hash64(seed, *key)[0]) == hash64_int(seed, *key)

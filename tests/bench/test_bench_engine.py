@@ -1,0 +1,136 @@
+"""Speed of the whole: a real trace end to end, an engine step at several batch sizes, growth with simulated time.
+
+Run by `make bench`. Warm process; imports excluded; trace parsing, the cost model's look-ups and the report (all
+metrics) included. Each test asserts its bound from the project's targets.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+
+import numpy as np
+import pytest
+
+from dsim import scenario as runs
+from dsim.cluster import Cluster, DraftCost, ReplicaConfig
+from dsim.metrics import summarize
+from dsim.policy import load_policy
+from dsim.scenario import Point, cost_of, simulate
+from dsim.schema import load_scenario
+from dsim.telemetry import StepLog
+from dsim.workload import ClosedLoop, RequestStream
+from traces import read_trace
+
+pytestmark = pytest.mark.bench
+
+
+@pytest.fixture(scope="module")
+def conv1000(tmp_path_factory):
+    """The first 1,000 requests of Azure 2023 conv, as a three-column file."""
+    trace = read_trace("azure2023-conv").head(1000)
+    path = tmp_path_factory.mktemp("conv1000") / "conv1000.csv"
+    rows = zip(trace.arrival_s.tolist(), trace.prompt_tokens.tolist(), trace.output_tokens.tolist(), strict=True)
+    text = "".join(f"{at!r},{prompt},{output}\n" for at, prompt, output in rows)
+    path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + text)
+    return path
+
+
+@pytest.mark.benchmark(group="end to end")
+def test_conv1000(benchmark, conv1000):
+    """1,000 requests at their own rate, one replica, colocated prefill, dspark: >= 1,000 requests a second."""
+    overrides = {"workload.trace": str(conv1000), "workload.order": "trace", "load.requests": "all"}
+    scenario = load_scenario("colocated", overrides | {"measure.mode": "whole-run"})
+    cost = cost_of(scenario)
+    point = Point("dspark", 0, rate_scale=1.0)
+
+    def replay():
+        runs._trace.cache_clear()  # the trace is parsed every time
+        return simulate(scenario, point, cost=cost)
+
+    result = benchmark.pedantic(replay, rounds=7, warmup_rounds=2)
+    assert result.row["n_scored"] == 1000
+    steps = len(result.records.steps["end_ns"])
+    benchmark.extra_info |= {"steps": steps, "us_per_step": benchmark.stats.stats.min / steps * 1e6}
+    assert benchmark.stats.stats.min <= 1.0
+
+
+def one_replica(users: int, requests: int, policy: str, output: int = 800):
+    scenario = load_scenario("decode-node")
+    trace = runs.trace_of(scenario)
+    lengths = read_trace("azure2023-conv")
+    drafts = runs._drafts(scenario, scenario.arm("dspark"), 1)
+    stream = RequestStream(lengths, dict.fromkeys(drafts.domains, 1.0), order_seed=1, domain_seed=2)
+    stream._output = [output] * len(trace)  # long outputs: the batch stays full while it is timed
+    return Cluster(
+        replicas=1,
+        config=ReplicaConfig(max_seqs=256, kv_blocks=1 << 20),
+        cost=cost_of(scenario),
+        drafts=drafts,
+        draft_cost=DraftCost(),
+        policy=load_policy(policy),
+        stream=stream,
+        load=ClosedLoop(users=users, scored=requests, warmup_per_user=1),
+    )
+
+
+@pytest.mark.parametrize("users", [1, 16, 64, 256])
+@pytest.mark.benchmark(group="engine step")
+def test_engine_step(benchmark, users):
+    """Microseconds a step under dspark: at most 200 at 256 running requests."""
+
+    def setup():
+        return (one_replica(users, users, "dspark"),), {}
+
+    records = benchmark.pedantic(lambda cluster: cluster.run(), setup=setup, rounds=7, warmup_rounds=1)
+    full = np.count_nonzero(records.steps["requests"] >= 0.9 * users)
+    steps = len(records.steps["end_ns"])
+    assert full > 0.8 * steps
+    per_step = benchmark.stats.stats.min / steps * 1e6
+    benchmark.extra_info |= {"steps": steps, "us_per_step": per_step}
+    if users == 256:
+        assert per_step <= 200
+
+
+class _Clocked(StepLog):
+    """A step log that notes the wall clock at every thousandth step."""
+
+    def __init__(self):
+        super().__init__()
+        self.clock = []
+
+    def append(self, row):
+        super().append(row)
+        if len(self) % 1000 == 0:
+            self.clock.append(time.perf_counter())
+
+
+@pytest.mark.benchmark(group="growth")
+def test_a_step_costs_the_same_late_in_a_run(benchmark):
+    """A hundred thousand steps at 16 users: the last third as fast as the first; a million fit into 1 GiB."""
+
+    def replay():
+        cluster = one_replica(16, 8000, "dspark", output=800)
+        log = _Clocked()
+        cluster.steps = log
+        for replica in cluster.replicas:
+            replica.steps = log
+        return cluster.run(), log
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    records, log = benchmark.pedantic(replay, rounds=1)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    summarize(records)
+    steps = len(records.steps["end_ns"])
+    assert steps >= 100_000
+    each = np.diff(log.clock) / 1000
+    third = each.size // 3
+    early, late = float(np.median(each[:third])), float(np.median(each[-third:]))
+    benchmark.extra_info |= {
+        "steps": steps,
+        "early_us": early * 1e6,
+        "late_us": late * 1e6,
+        "bytes_per_step": grown / steps,
+    }
+    assert late <= 1.1 * early
+    assert grown / steps * 1e6 < 2**30
