@@ -40,7 +40,6 @@ from traces import read_trace
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 #: Made by `make pareto` and put there by hand.
-MADE_LATER = {"docs/figures/pareto.png"}
 
 
 # -- reading a page --------------------------------------------------------------------------------------
@@ -125,7 +124,7 @@ def test_relative_links_lead_to_files(path):
     targets = [target for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
     for target in targets:
         there = (path.parent / target.split("#")[0]).resolve()
-        assert there.is_file() or str(there.relative_to(ROOT)) in MADE_LATER, f"{path.name}: {target}"
+        assert there.is_file(), f"{path.name}: {target}"
     if path.name == "README.md":
         linked = {(path.parent / target).resolve() for target in targets}
         assert {page for page in PAGES if page.name != "README.md"} <= linked
