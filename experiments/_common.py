@@ -20,7 +20,10 @@ import pandas as pd
 import tomli_w
 
 from dsim.errors import InputError
+from dsim.metrics import windows
+from dsim.scenario import Result
 from dsim.schema import HostSection, Scenario, load_scenario, parse_override, scenario_path
+from dsim.sweep import Sweep
 
 DEFAULT_SCENARIO = "decode-node"
 
@@ -189,6 +192,24 @@ def _host_text(host: HostSection) -> str:
 def written(out: Path) -> None:
     """Say what an experiment wrote (call inside `staged_output`, with the staging folder)."""
     print(f"\nfiles: {', '.join(sorted(file.name for file in out.iterdir()))}")
+
+
+def windows_of(result: Result) -> dict[str, np.ndarray]:
+    """What a sweep brings back where telemetry windows are drawn (its `extract`)."""
+    return windows(result.records, result.window_s)
+
+
+def window_table(sweep: Sweep, load: str) -> pd.DataFrame:
+    """One row a telemetry window: arm, the run's own load, seed, and the columns of `dsim.metrics.windows`.
+
+    In a closed loop the run's load is the column ``users``; ``concurrency`` is the window's own.
+    """
+    name = "users" if load == "concurrency" else load
+    parts = [
+        pd.DataFrame({"arm": row["arm"], name: row[load], "seed": row["seed"], **found})
+        for (_, row), found in zip(sweep.table.iterrows(), sweep.extracts, strict=True)
+    ]
+    return pd.concat(parts, ignore_index=True)
 
 
 def _few(values: tuple[Any, ...], most: int = 4) -> tuple[Any, ...]:

@@ -12,14 +12,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from dsim.figures import caption, legend, load_axes, new_figure, overlay_published, save_figure
-from dsim.metrics import windows
-from dsim.scenario import Result
 from dsim.schema import Scenario
-from dsim.sweep import Sweep, grid, run
+from dsim.sweep import grid, run
 from experiments._common import (
     arms_of,
     parser,
@@ -28,6 +25,8 @@ from experiments._common import (
     scenario_of,
     sources_note,
     staged_output,
+    window_table,
+    windows_of,
     write_csv,
     write_scenario,
     written,
@@ -86,12 +85,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     scenario = scenario_of(args)
     arms = arms_of(scenario, args.arms)
     with staged_output(args.out) as out:
-        sweep = run(scenario, grid(scenario, arms=arms), jobs=args.jobs, extract=_windows if args.windows else None)
+        sweep = run(scenario, grid(scenario, arms=arms), jobs=args.jobs, extract=windows_of if args.windows else None)
         report(sweep.table)
         write_csv(sweep.table[COLUMNS].astype({"n_scored": int, "steps": int}), out / "load_adaptive.csv")
         cloud = None
         if args.windows:
-            cloud = _window_table(sweep)
+            cloud = window_table(sweep, "concurrency")
             write_csv(cloud, out / "load_adaptive_windows.csv")
         write_scenario(scenario, out / "scenario.toml")
         draw(sweep.table, cloud, scenario, arms, args, out)
@@ -104,19 +103,6 @@ def report(table: pd.DataFrame) -> None:
     print("\nmeans over seeds")
     shown = ["mean_batch_requests", "throughput_tok_s_gpu", "verification_budget", "accepted_length", "acceptance_rate"]
     print_table(table.groupby(["arm", "concurrency"], sort=False)[shown].mean().reset_index())
-
-
-def _windows(result: Result) -> dict[str, np.ndarray]:
-    return windows(result.records, result.window_s)
-
-
-def _window_table(sweep: Sweep) -> pd.DataFrame:
-    """One row a telemetry window; its concurrency is the mean number of requests in decode."""
-    parts = [
-        pd.DataFrame({"arm": row["arm"], "users": row["concurrency"], "seed": row["seed"], **found})
-        for (_, row), found in zip(sweep.table.iterrows(), sweep.extracts, strict=True)
-    ]
-    return pd.concat(parts, ignore_index=True)
 
 
 def draw(

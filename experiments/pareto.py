@@ -27,10 +27,8 @@ from dsim.figures import (
     seeds_note,
 )
 from dsim.frontier import hypervolume_ratio, matched_table, matched_text, nondominated
-from dsim.metrics import windows
-from dsim.scenario import Result
 from dsim.schema import Scenario
-from dsim.sweep import Sweep, grid, run
+from dsim.sweep import grid, run
 from experiments._common import (
     arms_of,
     parser,
@@ -39,6 +37,8 @@ from experiments._common import (
     scenario_of,
     sources_note,
     staged_output,
+    window_table,
+    windows_of,
     write_csv,
     write_scenario,
     written,
@@ -100,11 +100,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     load = "rate_scale" if args.open_loop else "concurrency"
     points = grid(scenario, arms=arms, rate_scales=scenario.load.rate_scales if args.open_loop else None)
     with staged_output(args.out) as out:
-        sweep = run(scenario, points, jobs=args.jobs, extract=_windows if args.open_loop else None)
+        sweep = run(scenario, points, jobs=args.jobs, extract=windows_of if args.open_loop else None)
         table = sweep.table
         report(table, args.baseline, load)
         write_csv(table[COLUMNS].astype({"n_scored": int, "steps": int}), out / "pareto.csv")
-        cloud = window_table(sweep, scenario) if args.open_loop else None
+        cloud = window_table(sweep, load) if args.open_loop else None
         if cloud is not None:
             write_csv(cloud, out / "pareto_windows.csv")
         write_scenario(scenario, out / "scenario.toml")
@@ -141,21 +141,6 @@ def anchors(table: pd.DataFrame, baseline: str, column: str, load: str, most: in
     picked = values[np.unique(np.linspace(0, len(values) - 1, most + 2).round().astype(int))[1:-1]]
     digits = 1 - np.floor(np.log10(picked)).astype(int)
     return sorted({round(float(v), int(d)) for v, d in zip(picked, digits, strict=True)})
-
-
-def _windows(result: Result) -> dict[str, np.ndarray]:
-    return windows(result.records, result.window_s)
-
-
-def window_table(sweep: Sweep, scenario: Scenario) -> pd.DataFrame:
-    """One row a telemetry window: arm, rate_scale, seed and the columns of `dsim.metrics.windows`."""
-    parts = []
-    for (_, row), found in zip(sweep.table.iterrows(), sweep.extracts, strict=True):
-        part = pd.DataFrame(found)
-        for i, name in enumerate(("arm", "rate_scale", "seed")):
-            part.insert(i, name, row[name])
-        parts.append(part)
-    return pd.concat(parts, ignore_index=True)
 
 
 def draw(

@@ -39,7 +39,6 @@ from traces import read_trace
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
-#: Made by `make pareto` and put there by hand.
 
 
 # -- reading a page --------------------------------------------------------------------------------------
