@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from dsim.cluster import DraftCost, HostCost, ReplicaConfig, run_cluster
+from dsim.cluster import run_cluster
 from dsim.cost import StepCost, fit
 from dsim.drafts import Bank, BankDrafts, Tilt, preset_spec, read_bank, synthetic_bank
 from dsim.errors import InputError
 from dsim.metrics import Slo, summarize
+from dsim.options import HostCost, ReplicaConfig
 from dsim.policy import Policy, load_policy
+from dsim.prices import DraftCost
 from dsim.profile import load_profile
 from dsim.schema import (
     MIN_WARMUP,

@@ -55,7 +55,7 @@ class HostSection(_Section):
 
 
 class ClusterSection(_Section):
-    """Replicas and their engine options (`dsim.replica.ReplicaConfig`)."""
+    """Replicas and their engine options (`dsim.options.ReplicaConfig`)."""
 
     replicas: PositiveInt = 1
     router: Literal["round-robin", "least-tokens", "power-of-two"] | None = None

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from standins import ConstantCost, ScriptedDrafts, ScriptedPolicy, fixed_arrivals
 
-from dsim.cluster import Cluster, DraftCost, HostCost, ReplicaConfig
+from dsim.cluster import Cluster
 from dsim.errors import InputError
+from dsim.options import HostCost, ReplicaConfig
 from dsim.policy import Traits
+from dsim.prices import DraftCost
 from dsim.workload import ClosedLoop, OpenLoop, RequestStream
 
 MS = 1_000_000

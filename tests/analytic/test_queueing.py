@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from standins import BernoulliDrafts, ConstantCost, ScriptedPolicy, fixed_arrivals
 
-from dsim.cluster import Cluster, DraftCost, ReplicaConfig
+from dsim.cluster import Cluster
 from dsim.metrics import summarize
+from dsim.options import ReplicaConfig
+from dsim.prices import DraftCost
 from dsim.workload import ClosedLoop, OpenLoop, RequestStream
 
 

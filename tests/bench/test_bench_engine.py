@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from dsim import scenario as runs
-from dsim.cluster import Cluster, DraftCost, ReplicaConfig
+from dsim.cluster import Cluster
 from dsim.metrics import summarize
+from dsim.options import ReplicaConfig
 from dsim.policy import load_policy
+from dsim.prices import DraftCost
 from dsim.scenario import Point, cost_of, simulate
 from dsim.schema import load_scenario
 from dsim.telemetry import StepLog
