@@ -243,6 +243,8 @@ class Cluster:
             or (cost.depends_on_requests and np.any(steps["requests"] > cost.max_verify_requests))
             or max(self._prefill_cache, default=0) > cost.max_prefill_tokens
             or self.prices.left_contexts
+            # Below the smallest profiled step its price is held; with captured sizes that is the engine's padding.
+            or (not cost.captured_sizes.size and np.any(steps["batch_tokens"] < cost.min_tokens))
         )
         return Records(
             steps=steps,
@@ -251,6 +253,7 @@ class Cluster:
             window_ns=(start, max(end, start + 1)),
             end_ns=int(self._now),
             replicas=len(self.replicas),
+            colocated=self.config.colocated,
             gpus=cost.gpus * len(self.replicas),
             extrapolated=extrapolated,
         )
@@ -273,6 +276,11 @@ class Cluster:
             int(requests["generated_tokens"][finished].sum()),
             int(requests["output_tokens"][finished].sum()),
         )
+        most = steps["requests"] + steps["accepted"]
+        check("steps commit 0 to R + accepted tokens", int(np.count_nonzero(steps["committed"] < 0)), 0)
+        check("steps commit no more than R + accepted", int(np.count_nonzero(steps["committed"] > most)), 0)
+        late = requests["finish_ns"][finished] < requests["first_ns"][finished]
+        check("no request ends before its first token", int(np.count_nonzero(late)), 0)
         held = self._in_prefill + sum(replica.in_flight() for replica in self.replicas)
         check("issued = finished + held", len(self.requests), int(finished.sum()) + held)
         for replica in self.replicas:

@@ -58,9 +58,11 @@ def summarize(records: Records, slo: Slo | None = None) -> dict[str, float]:
     seconds = (high - low) / 1e9
     inside = (steps["end_ns"] > low) & (steps["end_ns"] <= high)
     s = {name: column[inside] for name, column in steps.items()}
-    # First tokens come from the steps' last prompt chunks, or (disaggregated) from the prefill nodes.
-    firsts = (requests["first_ns"] > low) & (requests["first_ns"] <= high)
-    produced = int(s["committed"].sum()) + max(int(s["first_tokens"].sum()), int(np.count_nonzero(firsts)))
+    if records.colocated:
+        firsts = int(s["first_tokens"].sum())
+    else:
+        firsts = int(np.count_nonzero((requests["first_ns"] > low) & (requests["first_ns"] <= high)))
+    produced = int(s["committed"].sum()) + firsts
     decoding = int(s["requests"].sum())
     drafts, accepted = int(s["drafts"].sum()), int(s["accepted"].sum())
     throughput = produced / seconds
@@ -171,11 +173,12 @@ def windows(records: Records, width_s: float) -> dict[str, FloatArray]:
     decode_ns = total(s["requests"] * s["step_ns"])
     requests = total(s["requests"])
     keep = requests > 0
-    first_ns = records.requests["first_ns"]
-    first_ns = first_ns[(first_ns > low) & (first_ns <= low + count * width)]
-    firsts = np.bincount((first_ns - 1 - low) // width, minlength=int(count))
-    # As in `summarize`: first tokens are counted in the steps, or come from prefill nodes.
-    tokens = total(s["committed"]) + np.maximum(total(s["first_tokens"]), firsts)
+    if records.colocated:
+        tokens = total(s["committed"] + s["first_tokens"])
+    else:
+        first_ns = records.requests["first_ns"]
+        first_ns = first_ns[(first_ns > low) & (first_ns <= low + count * width)]
+        tokens = total(s["committed"]) + np.bincount((first_ns - 1 - low) // width, minlength=int(count))
     with np.errstate(invalid="ignore", divide="ignore"):
         result = {
             "time_s": (low + np.arange(int(count)) * width) / 1e9,

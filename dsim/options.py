@@ -33,7 +33,7 @@ class ReplicaConfig:
     token_budget
         Most tokens in a step.
     prefill_chunk
-        Most prompt tokens of one request in a step.
+        Most prompt tokens in a step, of all prompts together; prompts are served first come, first served.
     colocated
         True: prompts are prefilled in the same steps; False: requests arrive with their prompt processed.
     block_tokens, kv_blocks

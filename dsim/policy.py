@@ -409,7 +409,8 @@ def _load_module(module_name: str, name: str) -> ModuleType:
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise InputError("policy file not found", file=path, field="policy")
-    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
+    # By content, so that an edited file is loaded again.
+    digest = hashlib.sha256(str(path.resolve()).encode() + path.read_bytes()).hexdigest()[:12]
     module_name = f"dsim_policy_{path.stem}_{digest}"
     if module_name in sys.modules:
         return sys.modules[module_name]

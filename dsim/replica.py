@@ -99,6 +99,7 @@ class Replica:
         # No request ends within this many tokens: the exact check is made only when it runs out.
         self._sure_tokens = 0
         self._full_caps = np.full(config.max_seqs, self.gamma, dtype=np.int64)
+        self._full_caps.flags.writeable = False
         self._all_ones = np.ones(config.max_seqs, dtype=np.int64)
         self._reslice()
 
@@ -166,34 +167,41 @@ class Replica:
         assert self.drafts is not None
         running = self._count
         confidence, accepted = self.drafts.draft(self._ids, self._positions)
+        confidence.flags.writeable = False
         seen = (confidence, *self._history)
         self._history = seen[: self._depth]
         caps, caps_bind = self._caps, False
         if self.config.clip_to_remaining:
             caps, caps_bind = np.minimum(caps, -1 - self._left), True
-        lengths = self.policy.plan(
-            PolicyView(
-                seen,
-                verify_ms,
-                self._draft_ms[running],
-                base,
-                sampling,
-                caps,
-                self._captured_sizes,
-                self._capture_limit,
-                self._host_hidden_ms[running],
-                self._host_exposed_ms[running],
-                self._step,
-                self._born,
-                self.slo_tpot_ms,
-                self._positions,
-                self._first,
-                len(self.waiting),
-                self.env.now * 1e-9,
-                np.minimum(accepted, -1 - self._left) if self._clairvoyant else None,
-                caps_bind,
-            )
+        view = PolicyView(
+            seen,
+            verify_ms,
+            self._draft_ms[running],
+            base,
+            sampling,
+            caps,
+            self._captured_sizes,
+            self._capture_limit,
+            self._host_hidden_ms[running],
+            self._host_exposed_ms[running],
+            self._step,
+            self._seen_born,
+            self.slo_tpot_ms,
+            self._seen_positions,
+            self._seen_first,
+            len(self.waiting),
+            self.env.now * 1e-9,
+            np.minimum(accepted, -1 - self._left) if self._clairvoyant else None,
+            caps_bind,
         )
+        try:
+            lengths = self.policy.plan(view)
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"policy {self.policy!r} raised {type(error).__name__}: {error}", field="plan(view)"
+            ) from error
         if type(lengths) is not np.ndarray or lengths.shape != (running,) or lengths.dtype != _LENGTH_DTYPE:
             lengths = self._coerce(lengths, running)
         if running <= _FEW and not caps_bind:
@@ -287,7 +295,10 @@ class Replica:
         self._ids, self._positions, self._left = state[_ID, :n], state[_POSITION, :n], state[_LEFT, :n]
         self._progress = state[_POSITION : _LEFT + 1, :n]
         self._contexts, self._born = state[_CONTEXT, :n], state[_BORN, :n]
-        self._first = state[_FIRST, :n]
+        # What policies see of it is read-only.
+        self._seen_positions, self._seen_born, self._seen_first = (
+            _read_only(column) for column in (self._positions, self._born, state[_FIRST, :n])
+        )
         self._caps, self._ones = self._full_caps[:n], self._all_ones[:n]
 
     def _join(self, request: int) -> None:
@@ -307,12 +318,12 @@ class Replica:
         self._sure_tokens = min(self._sure_tokens, log.output_tokens[request] - generated)
         # Nothing old is known of it: c = 1.
         row = np.ones((1, self.gamma), dtype=np.float32)
-        self._history = tuple(np.concatenate([past, row]) for past in self._history)
+        self._history = tuple(_read_only(np.concatenate([past, row])) for past in self._history)
 
     def _keep(self, keep: IntArray) -> None:
         self._state[:, : keep.size] = self._state.take(keep, axis=1)
         self._count = keep.size
-        self._history = tuple(past.take(keep, axis=0) for past in self._history)
+        self._history = tuple(_read_only(past.take(keep, axis=0)) for past in self._history)
         self._reslice()
 
     def _retire(self, done: IntArray, now: int) -> None:
@@ -344,17 +355,15 @@ class Replica:
         self._reslice()
 
     def _chunk(self) -> tuple[int, int]:
-        """Give this step's token budget to prompts, first come first served: prompt tokens, prompts that end.
+        """Give the step's prompt tokens to the prompts, first come first served: prompt tokens, prompts that end.
 
         Decoding requests come first, with room for their whole blocks: the engine fills the step before the
         policy trims it.
         """
-        budget = self.config.token_budget - self._count * (1 + self.gamma)
+        budget = min(self.config.prefill_chunk, self.config.token_budget - self._count * (1 + self.gamma))
         taken = finishing = 0
         for prompt in self.prefilling:
-            chunk = min(prompt.left, self.config.prefill_chunk, budget - taken)
-            if chunk <= 0:
-                break
+            chunk = min(prompt.left, budget - taken)
             prompt.left -= chunk
             taken += chunk
             if prompt.left:
@@ -441,3 +450,10 @@ class Replica:
         """Write the progress of requests still in decode into the log (the run is over)."""
         for request, position in zip(self._ids.tolist(), self._positions.tolist(), strict=True):
             self.requests.generated_tokens[request] = position + 1
+
+
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A view of the array that cannot be written to."""
+    view = array.view()
+    view.flags.writeable = False
+    return view

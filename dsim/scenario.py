@@ -175,8 +175,17 @@ def _spawn(seed: int) -> _Seeds:
 
 def check_scenario(scenario: Scenario, arms: Sequence[str] | None = None) -> None:
     """Open every input and build every policy once, so that errors come before the work."""
-    cost_of(scenario)
-    trace_of(scenario)
+    cost, trace = cost_of(scenario), trace_of(scenario)
+    longest = int(trace.prompt_tokens.max())
+    if scenario.cluster.prefill == "disaggregated" and not scenario.cost.allow_extrapolation:
+        if longest > cost.max_prefill_tokens:
+            raise InputError(
+                f"the trace has a prompt of {longest} tokens, and {cost.label} prices prompts up to "
+                f"{cost.max_prefill_tokens}",
+                field="cost.allow_extrapolation",
+                value=False,
+                expected="true, another profile, or a trace with shorter prompts",
+            )
     for arm in scenario.arms:
         if arms is not None and arm.name not in arms:
             continue
@@ -265,13 +274,40 @@ def _load(scenario: Scenario, point: Point, rows: int) -> ClosedLoop | OpenLoop:
     return OpenLoop(requests=requests, warmup=edge, cooldown=edge)
 
 
-def _draft_note(drafter: DrafterSection, gamma: int) -> str:
+def _draft_note(drafter: DrafterSection, gamma: int, *, included: bool) -> str:
     """What a draft costs and where that comes from, unless it is the measured drafter itself."""
+    if included:
+        # The profile's steps hold its own drafter: nothing else can be priced, and no speculation is overpriced.
+        if gamma and (drafter.cost_scale != 1.0 or (drafter.passes == "token" and gamma > 1)):
+            raise InputError(
+                "the profile's steps include its own drafter's pass; another drafter has no price there",
+                field="drafters.cost_scale",
+                value=drafter.cost_scale,
+                expected="1.0 and passes = 'block', or a profile with draft samples",
+            )
+        return ";draft=included"
+    if not gamma:
+        return ""
     measured = drafter.passes == "block" and drafter.cost_scale == 1.0
     note = drafter.cost_note or ("measured" if measured else "assumed")
     if measured and note == "measured":
         return ""
     return f";draft={gamma if drafter.passes == 'token' else 1}x{drafter.cost_scale:.3g}:{note}"
+
+
+def _trace_source(workload: WorkloadSection, trace: Trace) -> str:
+    """Kind and name of the trace, and what was done to it."""
+    done = [
+        text
+        for text, applies in (
+            ("lengths-of-" + (workload.trace or "").rpartition("/")[2], workload.trace and workload.synthetic),
+            ("window", workload.window_s is not None),
+            ("sorted", workload.sort),
+            ("zeros-dropped", workload.drop_zero),
+        )
+        if applies
+    ]
+    return ":".join([trace.kind, trace.name, *done])
 
 
 def simulate(scenario: Scenario, point: Point, *, cost: StepCost | None = None) -> Result:
@@ -320,7 +356,8 @@ def simulate(scenario: Scenario, point: Point, *, cost: StepCost | None = None) 
         slo_tpot_ms=float("nan") if scenario.slo.tpot_ms is None else scenario.slo.tpot_ms,
     )
     slo = Slo(scenario.slo.ttft_ms, scenario.slo.tpot_ms)
-    cost_source = cost.label if drafts is None else cost.label + _draft_note(drafter, drafts.gamma)
+    gamma = 0 if drafts is None else drafts.gamma
+    cost_source = cost.label + _draft_note(drafter, gamma, included=getattr(cost, "draft_included", False))
     identity: dict[str, Any] = {
         "arm": arm.name,
         "policy": arm.policy,
@@ -333,7 +370,7 @@ def simulate(scenario: Scenario, point: Point, *, cost: StepCost | None = None) 
     sources = {
         "cost_source": cost_source,
         "drafts_source": "none" if drafts is None else drafts.label,
-        "trace_source": f"{trace.kind}:{trace.name}",
+        "trace_source": _trace_source(scenario.workload, trace),
         "paired": drafts is None or drafts.paired,
         "extrapolated": records.extrapolated,
     }

@@ -75,16 +75,23 @@ class ClusterSection(_Section):
             raise ValueError("'router' is not used by one replica")
         if self.prefill_chunk is not None and self.prefill == "disaggregated":
             raise ValueError("'prefill_chunk' is not used by prefill = 'disaggregated'")
-        if self.scheduling == "synchronous" and not self.host.hidden_fraction:
-            raise ValueError("scheduling = 'synchronous' changes nothing unless host.hidden_fraction is above 0")
+        host = self.host
+        silent = host.base_ms == 0 and host.per_request_ms == 0
+        if self.scheduling == "synchronous":
+            if silent:
+                raise ValueError("scheduling = 'synchronous' changes nothing where there is no host time")
+            if host.hidden_fraction is not None:
+                raise ValueError("'host.hidden_fraction' is not used by scheduling = 'synchronous'")
+        elif not silent and host.hidden_fraction is None:
+            raise ValueError("'host.hidden_fraction' is missing for scheduling = 'overlapped' with host time")
         return self
 
 
 class TiltSection(_Section):
     """Shift of the drafter's quality in logits, one value or one a position."""
 
-    alpha: tuple[Finite, ...] = (0.0,)
-    confidence: tuple[Finite, ...] = (0.0,)
+    alpha: Annotated[tuple[Finite, ...], Field(min_length=1)] = (0.0,)
+    confidence: Annotated[tuple[Finite, ...], Field(min_length=1)] = (0.0,)
 
 
 class DraftsSection(_Section):
@@ -262,6 +269,9 @@ class Scenario(_Section):
                     f"arm '{arm.name}': no drafter '{arm.drafter}', expected one of {', '.join(self.drafters)}"
                 )
         load = self.load
+        for name in ("users", "rate_scales"):
+            if len(set(getattr(load, name))) < len(getattr(load, name)):
+                raise ValueError(f"'load.{name}' holds a value twice")
         if self.measure.mode == "steady":
             if load.warmup_per_user is not None and load.warmup_per_user < MIN_WARMUP:
                 raise ValueError(f"a steady measurement discards at least {MIN_WARMUP} requests a user")

@@ -123,6 +123,8 @@ class Records:
         When the simulation stopped.
     replicas, gpus
         Replicas, and GPUs of all of them together.
+    colocated
+        First tokens come from steps (`first_tokens`), not from prefill nodes.
     extrapolated
         A step left the profiled grid.
     """
@@ -134,4 +136,5 @@ class Records:
     end_ns: int
     replicas: int
     gpus: int
+    colocated: bool
     extrapolated: bool

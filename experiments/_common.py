@@ -177,6 +177,9 @@ def sources_note(scenario: Scenario, table: pd.DataFrame) -> str:
         f"Step times {base}{' (' + ', '.join(extra) + ')' if extra else ''}.",
         f"Drafts {', '.join(drafts)}." if drafts else "",
         f"Requests {table['trace_source'].iloc[0]}; results are conditional on this trace.",
+        "Prompts are prefilled elsewhere at the profile's times, without a queue (assumed)."
+        if scenario.cluster.prefill == "disaggregated"
+        else "",
         "No host overhead (assumed)." if silent else f"Host overhead {_host_text(host)} (the scenario's).",
         "Some steps lie outside the profiled sizes (extrapolated)." if table["extrapolated"].any() else "",
     ]

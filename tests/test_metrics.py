@@ -37,6 +37,7 @@ def records():
         end_ns=40 * MS,
         replicas=1,
         gpus=2,
+        colocated=False,
         extrapolated=False,
     )
 

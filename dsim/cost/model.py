@@ -28,6 +28,9 @@ class StepCost(Protocol):
         Whether `verify_table` varies with those arguments.
     captured_sizes, capture_limit
         int64[S] ascending (may be empty), and its last value (0 where nothing is captured).
+    min_tokens
+        Smallest profiled verify step (tokens). Below it its price is held; where nothing is captured, so that this is
+        no padding, runs say ``extrapolated``.
     max_tokens, max_requests
         Largest profiled verify step (tokens) and draft batch (requests; 0 where no draft was profiled). Where
         the verify samples include the draft, `max_requests` is the largest verify batch.
@@ -63,6 +66,8 @@ class StepCost(Protocol):
     def capture_limit(self) -> int: ...
     @property
     def max_tokens(self) -> int: ...
+    @property
+    def min_tokens(self) -> int: ...
     @property
     def max_requests(self) -> int: ...
     @property
@@ -172,6 +177,11 @@ class StepModel:
     def depends_on_context(self) -> bool:
         """Whether `verify_table` varies with `context`."""
         return len(self.fits) > 1
+
+    @property
+    def min_tokens(self) -> int:
+        """Smallest profiled number of tokens in a verify step (the largest such, over the contexts)."""
+        return max(int(law.points.tokens[0]) for law in self.fits)
 
     @property
     def max_tokens(self) -> int:

@@ -39,6 +39,8 @@ from dsim.errors import InputError
 FORMAT = "dsim-bank"
 VERSION = 1
 KINDS = ("recorded", "synthetic")
+#: Version of the unpacked form in the cache.
+LAYOUT = 2
 _MEMBERS = ("confidence", "alpha", "accepted", "bounds", "domain")
 
 
@@ -311,14 +313,19 @@ def cached_bank(key: str, build: Callable[[], Bank]) -> Bank:
 
     The arrays of the returned bank are memory maps. Where the cache cannot be written the bank stays in memory.
     """
-    folder = cache_dir() / "banks" / key
-    if not (folder / "header.json").is_file():
-        bank = build()
+    folder = cache_dir() / f"banks-{LAYOUT}" / key
+    if (folder / "header.json").is_file():
         try:
-            _unpack(bank, folder)
-        except OSError:
-            return bank
-    return _open_unpacked(folder)
+            return _open_unpacked(folder)
+        except (InputError, OSError, ValueError, EOFError):
+            # Damaged: what is in the cache can be made again.
+            shutil.rmtree(folder, ignore_errors=True)
+    bank = build()
+    try:
+        _unpack(bank, folder)
+        return _open_unpacked(folder)
+    except OSError:
+        return bank
 
 
 def _unpack(bank: Bank, folder: Path) -> None:
@@ -346,7 +353,11 @@ def _open_unpacked(folder: Path) -> Bank:
         if field.name != "header":
             # A plain view of the map: numpy.memmap's own indexing costs microseconds a step.
             arrays[field.name] = np.asarray(np.load(folder / f"{field.name}.npy", mmap_mode="r", allow_pickle=False))
-    return Bank(header=header, **arrays)
+    bank = Bank(header=header, **arrays)
+    check_bank(bank, folder)
+    if bank.confidence.shape != bank.confidence_bytes.shape or bank.confidence.dtype != np.float32:
+        raise InputError(file=folder, field="confidence", value=bank.confidence.shape, expected="one a stored byte")
+    return bank
 
 
 def read_bank(path: str | Path) -> Bank:

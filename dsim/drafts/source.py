@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import expit, logit
 
 from dsim.drafts.bank import Bank
 from dsim.drafts.luck import hash64_int, uniform
@@ -60,6 +61,10 @@ class DraftSource(Protocol):
         ...
 
 
+#: Largest shift, logits: beyond it every probability is 0 or 1.
+MAX_TILT = 20.0
+
+
 @dataclass(frozen=True)
 class Tilt:
     """Shift the drafter's quality: logit(alpha_k) and logit(c_k) by position, luck unchanged.
@@ -78,8 +83,9 @@ class Tilt:
         values = np.asarray(getattr(self, name), dtype=np.float64)
         if values.size == 1:
             values = np.repeat(values, gamma)
-        if values.shape != (gamma,) or not np.all(np.isfinite(values)):
-            raise InputError(field=f"tilt.{name}", value=values.tolist(), expected=f"1 or {gamma} finite numbers")
+        if values.shape != (gamma,) or not np.all(np.abs(values) <= MAX_TILT):
+            expected = f"1 or {gamma} numbers between -{MAX_TILT:g} and {MAX_TILT:g}"
+            raise InputError(field=f"tilt.{name}", value=values.tolist(), expected=expected)
         return values
 
 
@@ -215,5 +221,6 @@ def _clipped(alpha: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 def _shift(probability: npt.NDArray[np.float64], by: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    odds = probability / (1 - probability) * np.exp(by)
-    return np.asarray(odds / (1 + odds))
+    # 0 and 1 have no logit; the nearest float32 stands for them.
+    logits = logit(np.clip(probability, 2.0**-24, 1 - 2.0**-24))
+    return np.asarray(expit(logits + by), dtype=np.float64)

@@ -19,16 +19,16 @@ Everything that this module makes is labeled synthetic.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import itertools
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cache, partial
+from importlib import resources
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 from scipy.optimize import brentq
 from scipy.signal import lfilter
 from scipy.special import expit, logit
@@ -55,8 +55,9 @@ class SyntheticSpec:
     acceptance
         By domain: conditional acceptance at positions 1..gamma, each in (0, 1).
     auc, ece
-        Wanted discrimination and calibration error of the cumulative confidence, by position, on the
-        `reference` domain. The head found there (its noise and overconfidence) serves all domains.
+        Wanted discrimination and calibration error of the cumulative confidence, by position. The AUC holds on the
+        `reference` domain, and the head's noise found there serves all domains; the ECE holds in every domain, or
+        is the nearest that a calibrated head comes to.
     spread
         Standard deviation of logit(alpha) around its mean, logits.
     request_share, text_share
@@ -139,9 +140,17 @@ class _Latents:
 
 def synthetic_bank(spec: SyntheticSpec) -> Bank:
     """The bank of a spec, from the cache if this code made it before on this machine."""
-    code = inspect.getsource(sys.modules[__name__])
-    text = repr((sorted(asdict(spec).items(), key=lambda kv: kv[0]), np.__version__, code))
+    text = repr((sorted(asdict(spec).items(), key=lambda kv: kv[0]), np.__version__, scipy.__version__, _code()))
     return cached_bank("synthetic-" + hashlib.sha256(text.encode()).hexdigest()[:40], lambda: generate(spec))
+
+
+@cache
+def _code() -> str:
+    """The text of all modules that shape a bank, so that a change of any makes new ones."""
+    folder = resources.files("dsim.drafts")
+    return "".join(
+        (folder / name).read_text(encoding="utf-8") for name in ("synthetic.py", "reliability.py", "bank.py")
+    )
 
 
 def generate(spec: SyntheticSpec) -> Bank:
@@ -153,7 +162,7 @@ def generate(spec: SyntheticSpec) -> Bank:
         An AUC or ECE that the spec's spread cannot give; the reachable range is named.
     """
     parts = {name: _texts(spec, curve, i) for i, (name, curve) in enumerate(spec.acceptance.items())}
-    nu, over = _solve_head(spec, parts[spec.reference])
+    nu = _solve_noise(spec, parts[spec.reference])
     rows = spec.trajectories * spec.length
     bounds = np.arange(len(parts) * spec.trajectories + 1, dtype=np.int64) * spec.length
     header = BankHeader(
@@ -173,7 +182,7 @@ def generate(spec: SyntheticSpec) -> Bank:
         raise RuntimeError("synthetic bank invariant violated: rows do not fill the trajectories")
     return make_bank(
         header,
-        confidence_logit=np.concatenate([_confidence_logits(part, nu, over) for part in parts.values()]),
+        confidence_logit=np.concatenate([_confidence_logits(spec, name, part, nu) for name, part in parts.items()]),
         alpha=np.concatenate([part.alpha for part in parts.values()]),
         accepted=np.concatenate([part.accepted for part in parts.values()]),
         bounds=bounds,
@@ -262,47 +271,46 @@ def _solve_offset(score: FloatArray, weight: FloatArray, mean: float) -> float:
     return b
 
 
-def _solve_head(spec: SyntheticSpec, domain: _Domain) -> tuple[FloatArray, FloatArray]:
-    """Noise nu_k and overconfidence over_k of the confidence head, left to right, on the reference domain."""
-    nu, over = np.zeros(spec.gamma), np.zeros(spec.gamma)
+def _solve_noise(spec: SyntheticSpec, domain: _Domain) -> FloatArray:
+    """Noise nu_k of the confidence head, left to right, from the AUC on the reference domain."""
+    nu = np.zeros(spec.gamma)
     walk = _Walk(domain)
+    label = domain.accepted[domain.visited]
     for k in range(spec.gamma):
         where = f"{spec.drafter}, {spec.reference}, position {k + 1}"
-        block = walk.block(k)
-        label = domain.accepted[domain.visited] > k
-        nu[k] = _reach(
-            partial(_auc_at, block, label),
-            spec.auc[k],
-            0.0,
-            _NOISE_LIMIT,
-            "auc",
-            where,
-            0.005 if spec.strict else 1.0,
-        )
-        score = block.fit(nu[k])[1]
-        over[k] = _reach(
-            partial(_ece_at, score, block.survival, block.weight * block.alpha),
-            spec.ece[k],
-            0.0,
-            _OVER_LIMIT,
-            "ece",
-            where,
-            0.004 if spec.strict else 1.0,
-        )
-        walk.advance(k, nu[k], score + over[k])
-    return nu, over
+        slack = 0.005 if spec.strict else 1.0
+        nu[k] = _reach(partial(_auc_at, walk.block(k), label > k), spec.auc[k], 0.0, _NOISE_LIMIT, "auc", where, slack)
+        walk.advance(k, float(nu[k]), _over(spec, spec.reference, walk, k, float(nu[k]))[1])
+    return nu
 
 
-def _confidence_logits(domain: _Domain, nu: FloatArray, over: FloatArray) -> FloatArray:
-    """[rows, gamma] confidence logits of a domain whose head has this noise and overconfidence."""
+def _over(spec: SyntheticSpec, name: str, walk: _Walk, k: int, nu: float) -> tuple[FloatArray, FloatArray]:
+    """Coefficients of the calibrated head at position k, and its logits, both with the overconfidence added."""
+    block = walk.block(k)
+    coefficients, score = block.fit(nu)
+    over = _reach(
+        partial(_ece_at, score, block.survival, block.weight * block.alpha),
+        spec.ece[k],
+        0.0,
+        _OVER_LIMIT,
+        "ece",
+        f"{spec.drafter}, {name}, position {k + 1}",
+        0.004 if spec.strict and name == spec.reference else 1.0,
+    )
+    coefficients[0] += over
+    return coefficients, score + over
+
+
+def _confidence_logits(spec: SyntheticSpec, name: str, domain: _Domain, nu: FloatArray) -> FloatArray:
+    """[rows, gamma] confidence logits of a domain under a head with this noise, with the wanted ECE where it can be."""
     latents = domain.latents
     walk = _Walk(domain)
     looks = latents.x + nu * latents.noise
     logits = np.empty_like(looks)
     for k in range(nu.size):
-        coefficients, score = walk.block(k).fit(float(nu[k]))
-        logits[:, k] = coefficients[0] + looks[:, : k + 1] @ coefficients[1:] + over[k]
-        walk.advance(k, float(nu[k]), score + over[k])
+        coefficients, seen = _over(spec, name, walk, k, float(nu[k]))
+        logits[:, k] = coefficients[0] + looks[:, : k + 1] @ coefficients[1:]
+        walk.advance(k, float(nu[k]), seen)
     return logits
 
 

@@ -56,11 +56,23 @@ def test_round_trip_is_exact_and_memory_mapped(tmp_path):
 def test_a_second_read_comes_from_the_cache(tmp_path):
     write_bank(small_bank(), tmp_path / "b.npz")
     read_bank(tmp_path / "b.npz")
-    unpacked = list((tmp_path / "cache" / "banks").iterdir())
+    unpacked = list((tmp_path / "cache" / "banks-2").iterdir())
     assert len(unpacked) == 1
     stamp = (unpacked[0] / "confidence.npy").stat().st_mtime_ns
     read_bank(tmp_path / "b.npz")
     assert (unpacked[0] / "confidence.npy").stat().st_mtime_ns == stamp
+
+
+def test_a_damaged_cache_entry_is_made_again(tmp_path):
+    bank = small_bank()
+    write_bank(bank, tmp_path / "b.npz")
+    read_bank(tmp_path / "b.npz")
+    (folder,) = (tmp_path / "cache" / "banks-2").iterdir()
+    for damage in (b"", b"\x93NUMPY", (folder / "accepted.npy").read_bytes()[:-8]):
+        (folder / "accepted.npy").write_bytes(damage)
+        np.testing.assert_array_equal(read_bank(tmp_path / "b.npz").accepted, bank.accepted)
+    (folder / "header.json").write_text("{")
+    np.testing.assert_array_equal(read_bank(tmp_path / "b.npz").accepted, bank.accepted)
 
 
 def test_an_unwritable_cache_is_no_obstacle(tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import kstest
@@ -142,8 +144,21 @@ def test_tilt_of_confidence_moves_logits_only():
     d, b = tilted.draft(np.zeros(30, np.int64), np.arange(30))
     np.testing.assert_array_equal(a, b)
     np.testing.assert_allclose(np.log(d / (1 - d)) - np.log(c / (1 - c)), 1.0, atol=2e-3)
-    with pytest.raises(InputError, match=r"tilt.alpha.*1 or 4 finite numbers"):
+    with pytest.raises(InputError, match=r"tilt.alpha.*1 or 4 numbers between -20 and 20"):
         BankDrafts(source, tilt=Tilt(alpha=(1.0, 2.0)))
+    with pytest.raises(InputError, match=r"tilt.confidence"):
+        BankDrafts(source, tilt=Tilt(confidence=(800.0,)))
+
+
+def test_tilt_of_certain_confidences_is_finite():
+    """float32 confidences of exactly 0 and 1 exist in banks with wide logits."""
+    source = bank()
+    certain = replace(source, confidence=np.round(source.confidence))
+    drafts = BankDrafts(certain, tilt=Tilt(confidence=(-3.0,)))
+    drafts.open(0, 0, 30)
+    confidence, _ = drafts.draft(np.zeros(30, np.int64), np.arange(30))
+    assert np.all(np.isfinite(confidence))
+    assert confidence.max() > 0.999
 
 
 def test_hash_is_counter_based_and_uniform():

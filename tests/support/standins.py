@@ -21,7 +21,7 @@ class ConstantCost:
         self.captured_sizes = np.asarray(captured, dtype=np.int64)
         self.capture_limit = int(self.captured_sizes[-1]) if self.captured_sizes.size else 0
         self.max_tokens, self.max_requests = max_tokens, 1 << 20
-        self.max_prefill_tokens = 1 << 30
+        self.max_prefill_tokens, self.min_tokens = 1 << 30, 1
         self.max_verify_requests, self.contexts = 1 << 20, np.zeros(0, dtype=np.int64)
 
     def verify_table(self, requests, max_tokens, context=None):
