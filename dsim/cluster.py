@@ -150,6 +150,15 @@ class Cluster:
         load = self.load
         number = len(self.requests)
         if isinstance(load, ClosedLoop) and (load.steady or number < load.scored):
+            last_start = load.stagger_s * (load.users - 1) / load.users
+            if number == load.first_scored and self._now < round(last_start * 1e9) and load.steady:
+                raise InputError(
+                    f"the first scored request comes at {self._now / 1e9:g} s, before the last of {load.users} users "
+                    f"starts at {last_start:g} s",
+                    field="load.stagger_s",
+                    value=load.stagger_s,
+                    expected="less, or more load.warmup_per_user",
+                )
             self._issue(number)
 
     def _arrivals(self, load: OpenLoop) -> Generator[simpy.Event, Any, None]:

@@ -7,6 +7,7 @@ are resolved by string when asked for.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import importlib.util
@@ -75,6 +76,14 @@ class Traits:
     clairvoyant: bool = False
     lossless: bool = True
     needs_gamma: int = 0
+
+    def __post_init__(self) -> None:
+        for name, high in (("confidence_age", 1024), ("floor", 64), ("needs_gamma", 64)):
+            value = getattr(self, name)
+            if type(value) is not int or not 0 <= value <= high:
+                raise InputError(field=f"traits.{name}", value=value, expected=f"an integer in 0..{high}")
+        if not isinstance(self.gain_guard, int | float) or not self.gain_guard >= 0:
+            raise InputError(field="traits.gain_guard", value=self.gain_guard, expected="a number >= 0")
 
 
 class PolicyView(NamedTuple):
@@ -367,8 +376,9 @@ def load_policy(spec: str) -> Policy:
         policy = policy_class(**params)
     except InputError:
         raise
-    except (TypeError, ValueError) as error:
-        raise InputError(f"policy '{name}' refused its parameters ({error})", field="policy", value=spec) from error
+    except (Exception, SystemExit) as error:
+        what = f"policy '{name}' refused its parameters ({type(error).__name__}: {error})"
+        raise InputError(what, field="policy", value=spec) from error
     if not isinstance(policy, Policy) or not isinstance(policy.traits, Traits):
         raise InputError(
             f"'{name}' is not a policy",
@@ -376,7 +386,19 @@ def load_policy(spec: str) -> Policy:
             value=spec,
             expected="a class with traits and plan(view)",
         )
+    try:
+        copy.deepcopy(policy)
+    except Exception as error:
+        raise InputError(f"policy '{name}' cannot be copied ({error})", field="policy", value=spec) from error
     return policy
+
+
+def policy_name(policy: object) -> str:
+    """`repr` of a policy for messages; its class where that fails."""
+    try:
+        return repr(policy)
+    except Exception:
+        return type(policy).__name__
 
 
 def _resolve(name: str) -> Callable[..., Any]:
@@ -422,7 +444,7 @@ def _load_file(path: Path) -> ModuleType:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[module_name]
         raise InputError(f"raised {type(error).__name__}: {error}", file=path, field="policy") from error
     return module

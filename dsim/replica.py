@@ -15,7 +15,7 @@ import simpy
 from dsim.drafts.source import DraftSource
 from dsim.errors import InputError
 from dsim.options import ReplicaConfig
-from dsim.policy import Policy, PolicyView
+from dsim.policy import Policy, PolicyView, policy_name
 from dsim.prices import ArmPrices
 from dsim.telemetry import RequestLog, StepLog
 
@@ -200,7 +200,7 @@ class Replica:
             raise
         except Exception as error:
             raise InputError(
-                f"policy {self.policy!r} raised {type(error).__name__}: {error}", field="plan(view)"
+                f"policy {policy_name(self.policy)} raised {type(error).__name__}: {error}", field="plan(view)"
             ) from error
         if type(lengths) is not np.ndarray or lengths.shape != (running,) or lengths.dtype != _LENGTH_DTYPE:
             lengths = self._coerce(lengths, running)
@@ -215,7 +215,8 @@ class Replica:
         if not valid:
             worst = int(np.flatnonzero((lengths < 0) | (lengths > caps))[0])
             raise InputError(
-                f"policy {self.policy!r} returned a verify length out of bounds for request {int(self._ids[worst])}",
+                f"policy {policy_name(self.policy)} returned a verify length out of bounds "
+                f"for request {int(self._ids[worst])}",
                 field="verify length",
                 value=int(lengths[worst]),
                 expected=f"0..{int(caps[worst])}",
@@ -223,10 +224,13 @@ class Replica:
         return accepted, lengths, drafts
 
     def _coerce(self, lengths: Any, running: int) -> IntArray:
-        array = np.asarray(lengths)
+        try:
+            array = np.asarray(lengths)
+        except ValueError:
+            array = np.empty(0)
         if array.shape != (running,) or not np.issubdtype(array.dtype, np.integer):
             raise InputError(
-                f"policy {self.policy!r} returned no verify lengths",
+                f"policy {policy_name(self.policy)} returned no verify lengths",
                 field="plan(view)",
                 value=f"{array.dtype}{list(array.shape)}",
                 expected=f"an integer array [{running}]",

@@ -55,8 +55,7 @@ __all__ = [
     "trace_of",
 ]
 
-#: Defaults of the keys that belong to steady measurements only.
-DEFAULT_STAGGER_S = 2.0
+#: Default of a key that belongs to steady measurements only.
 DEFAULT_EDGE_FRACTION = 0.1
 
 
@@ -177,21 +176,31 @@ def check_scenario(scenario: Scenario, arms: Sequence[str] | None = None) -> Non
     """Open every input and build every policy once, so that errors come before the work."""
     cost, trace = cost_of(scenario), trace_of(scenario)
     longest = int(trace.prompt_tokens.max())
-    if scenario.cluster.prefill == "disaggregated" and not scenario.cost.allow_extrapolation:
-        if longest > cost.max_prefill_tokens:
-            raise InputError(
-                f"the trace has a prompt of {longest} tokens, and {cost.label} prices prompts up to "
-                f"{cost.max_prefill_tokens}",
-                field="cost.allow_extrapolation",
-                value=False,
-                expected="true, another profile, or a trace with shorter prompts",
-            )
+    bounded = scenario.cluster.prefill == "disaggregated" and not scenario.cost.allow_extrapolation
+    if bounded and longest > cost.max_prefill_tokens:
+        raise InputError(
+            f"the trace has a prompt of {longest} tokens, and {cost.label} prices prompts up to "
+            f"{cost.max_prefill_tokens}",
+            field="cost.allow_extrapolation",
+            value=False,
+            expected="true, another profile, or a trace with shorter prompts",
+        )
+    domains: dict[tuple[str, ...], str] = {}
     for arm in scenario.arms:
         if arms is not None and arm.name not in arms:
             continue
         _policy(scenario, arm)
-        if scenario.gamma(arm):
-            _drafts(scenario, arm, 0)
+        drafts = _drafts(scenario, arm, 0)
+        if drafts is not None:
+            domains.setdefault(tuple(sorted(_domain_weights(scenario, drafts))), arm.name)
+    if len(domains) > 1:
+        (one, first), (two, second) = list(domains.items())[:2]
+        raise InputError(
+            f"arms '{first}' and '{second}' draft for other domains ({', '.join(one)} against {', '.join(two)}), "
+            "so they would not meet the same requests",
+            field="drafts.domains",
+            expected="weights of domains that both have",
+        )
 
 
 def _policy(scenario: Scenario, arm: ArmSection) -> Policy:
@@ -252,8 +261,11 @@ def _replica_config(section: ClusterSection) -> ReplicaConfig:
     )
 
 
-def _load(scenario: Scenario, point: Point, rows: int) -> ClosedLoop | OpenLoop:
-    load = scenario.load
+def _load(scenario: Scenario, point: Point, trace: Trace, cost: StepCost) -> ClosedLoop | OpenLoop:
+    load, rows = scenario.load, len(trace)
+    # About the time of one request alone at four tokens a step: long enough to part the users, short enough that all
+    # have started when the first of them is through its warm-up.
+    stagger = float(trace.output_tokens.mean()) * float(cost.verify_table(1, 1)[1]) / 4e3
     steady = scenario.measure.mode == "steady"
     if (point.users is None) == (point.rate_scale is None):
         raise InputError(field="point", value=point, expected="either users or a rate scale")
@@ -261,7 +273,7 @@ def _load(scenario: Scenario, point: Point, rows: int) -> ClosedLoop | OpenLoop:
         return ClosedLoop(
             users=point.users,
             think_s=load.think_s,
-            stagger_s=0.0 if not steady else DEFAULT_STAGGER_S if load.stagger_s is None else load.stagger_s,
+            stagger_s=0.0 if not steady else stagger if load.stagger_s is None else load.stagger_s,
             warmup_per_user=load.warmup_per_user or MIN_WARMUP,
             scored=scenario.scored(point.users),
             steady=steady,
@@ -350,11 +362,19 @@ def simulate(scenario: Scenario, point: Point, *, cost: StepCost | None = None) 
         draft_cost=DraftCost(scale=drafter.cost_scale, per_token=drafter.passes == "token"),
         policy=_policy(scenario, arm),
         stream=stream,
-        load=_load(scenario, point, len(trace)),
+        load=_load(scenario, point, trace, cost),
         router=scenario.cluster.router or "round-robin",
         router_seed=seeds.router,
         slo_tpot_ms=float("nan") if scenario.slo.tpot_ms is None else scenario.slo.tpot_ms,
     )
+    low, high = records.window_ns
+    if not np.any((records.steps["end_ns"] > low) & (records.steps["end_ns"] <= high)):
+        raise InputError(
+            f"arm '{arm.name}' at {point.users or point.rate_scale}: no step lies in the measuring window of "
+            f"{(high - low) / 1e9:g} s",
+            field="load",
+            expected="a lower rate, more requests, or outputs of two tokens and more",
+        )
     slo = Slo(scenario.slo.ttft_ms, scenario.slo.tpot_ms)
     gamma = 0 if drafts is None else drafts.gamma
     cost_source = cost.label + _draft_note(drafter, gamma, included=getattr(cost, "draft_included", False))

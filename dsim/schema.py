@@ -17,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 
 from dsim.errors import InputError
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+Name = Annotated[str, Field(pattern=r"^[^$\x00-\x1f]+$")]  # "$" would start a formula in figures
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 MIN_WARMUP = 3
@@ -57,10 +58,10 @@ class HostSection(_Section):
 class ClusterSection(_Section):
     """Replicas and their engine options (`dsim.options.ReplicaConfig`)."""
 
-    replicas: PositiveInt = 1
+    replicas: Annotated[int, Field(ge=1, le=4096)] = 1
     router: Literal["round-robin", "least-tokens", "power-of-two"] | None = None
-    max_seqs: PositiveInt = 256
-    token_budget: PositiveInt = 8192
+    max_seqs: Annotated[int, Field(ge=1, le=65536)] = 256
+    token_budget: Annotated[int, Field(ge=1, le=1 << 22)] = 8192
     prefill: Literal["disaggregated", "colocated"] = "disaggregated"
     prefill_chunk: PositiveInt | None = None
     block_tokens: PositiveInt = 64
@@ -117,7 +118,7 @@ class DrafterSection(_Section):
 
     bank: str | None = None
     passes: Literal["block", "token"] = "block"
-    cost_scale: Positive = 1.0
+    cost_scale: Annotated[float, Field(gt=0, le=1e4)] = 1.0
     cost_note: Annotated[str, Field(pattern=r"^[^;,:\s]+$")] | None = None
 
 
@@ -128,7 +129,7 @@ class SyntheticSection(_Section):
     fixed and lognormal lengths; ``empirical`` lengths are drawn from the workload's trace.
     """
 
-    requests: PositiveInt = 10_000
+    requests: Annotated[int, Field(ge=1, le=50_000_000)] = 10_000
     arrivals: Literal["poisson", "gamma", "onoff"] = "poisson"
     rate: Positive = 5.0
     cv: Positive | None = None
@@ -186,7 +187,7 @@ class LoadSection(_Section):
     `stagger_s` (2), `warmup_per_user` (3) and `edge_fraction` (0.1) belong to steady measurements.
     """
 
-    users: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (
+    users: Annotated[tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...], Field(min_length=1)] = (
         1,
         8,
         16,
@@ -201,20 +202,20 @@ class LoadSection(_Section):
     )
     think_s: NotNegative = 0.0
     stagger_s: NotNegative | None = None
-    warmup_per_user: PositiveInt | None = None
+    warmup_per_user: Annotated[int, Field(ge=1, le=10_000)] | None = None
     scored_min: PositiveInt = 200
     scored_per_user: PositiveInt = 4
     rate_scales: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0)
     requests: PositiveInt | Literal["all"] = 1000
     edge_fraction: Annotated[float, Field(ge=0, lt=0.5)] | None = None
-    window_s: Positive = 2.0
+    window_s: Annotated[float, Field(ge=1e-3, le=1e6)] = 2.0
 
 
 class MeasureSection(_Section):
     """`steady`: warm-up discarded, population full; `whole-run`: a benchmark client, ramp and drain included."""
 
     mode: Literal["steady", "whole-run"] = "steady"
-    seeds: PositiveInt = 5
+    seeds: Annotated[int, Field(ge=1, le=100_000)] = 5
 
 
 class SloSection(_Section):
@@ -227,7 +228,7 @@ class SloSection(_Section):
 class ArmSection(_Section):
     """Drafter + policy + block size."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Name
     policy: str
     drafter: str = "dspark"
     gamma: Annotated[int, Field(ge=0, le=64)] | None = None
@@ -246,7 +247,7 @@ DEFAULT_DRAFTERS = {
 class Scenario(_Section):
     """A whole study: one engine and workload, several arms and loads. See `docs/scenarios.md`."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Name
     cost: CostSection = CostSection()
     cluster: ClusterSection = ClusterSection()
     drafts: DraftsSection = DraftsSection()
@@ -357,30 +358,38 @@ def load_scenario(name_or_path: str | Path, overrides: Mapping[str, Any] | None 
         raise InputError(f"cannot be read ({error})", file=path) from None
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise InputError("is nested too deeply", file=path) from None
+    except ValueError as error:
         line = re.search(r"line (\d+)", str(error))
         raise InputError(f"is not TOML ({error})", file=path, line=int(line[1]) if line else None) from None
     for key, value in (overrides or {}).items():
         _override(raw, key, value)
-    scenario = parse_scenario(raw, path, text)
+    scenario = parse_scenario(raw, path, text, tuple(overrides or ()))
     return resolve_files(scenario, path.parent)
 
 
-def parse_scenario(raw: Mapping[str, Any], file: str | Path | None = None, text: str = "") -> Scenario:
-    """Validate a nested dict. `file` and `text` serve the error's location."""
+def parse_scenario(
+    raw: Mapping[str, Any], file: str | Path | None = None, text: str = "", overrides: Sequence[str] = ()
+) -> Scenario:
+    """Validate a nested dict. `file`, `text` and the overridden keys serve the error's location."""
     try:
         # Lists of TOML become tuples: the scenario is immutable.
         return Scenario.model_validate(_tuples(raw))
     except ValidationError as error:
         first = error.errors()[0]
         location = first["loc"]
-        message = first["msg"].removeprefix("Value error, ")
+        message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        message = {"Field required": "a value (the key is missing)"}.get(message, message)
         unknown = first["type"] == "extra_forbidden"
+        dotted = ".".join(str(part) for part in location)
+        if any(f"{dotted}.".startswith(f"{key}.") for key in overrides):
+            file, text = "--set", ""  # the user wrote it there, not in the file
         raise InputError(
             "unknown key" if unknown else None if first["type"] != "value_error" else message,
             file=file,
             line=_line_of(text, location),
-            field=".".join(str(part) for part in location) or None,
+            field=dotted or None,
             value=None if first["type"] in ("value_error", "missing") else first["input"],
             expected=_known_keys(location) if unknown else None if first["type"] == "value_error" else message,
         ) from None
@@ -462,7 +471,7 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise InputError(value=text, expected="KEY=VALUE with a dotted key, such as cluster.max_seqs=128")
     try:
         return key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return key, value
 
 

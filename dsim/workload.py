@@ -131,9 +131,9 @@ class RequestStream:
             index = np.roll(index, -int(rng.integers(rows)))
         self.domains = tuple(sorted(domain_weights))
         weights = np.array([domain_weights[name] for name in self.domains], dtype=np.float64)
-        if weights.size == 0 or np.any(weights < 0) or not weights.sum() > 0:
+        if weights.size == 0 or not np.all((weights >= 0) & np.isfinite(weights)) or not weights.max() > 0:
             raise InputError(field="domains", value=dict(domain_weights), expected="weights >= 0 with a sum > 0")
-        self._edges = np.cumsum(weights / weights.sum())[:-1]
+        self._edges = np.cumsum(weights / weights.max() / (weights / weights.max()).sum())[:-1]
         self._domain_seed = domain_seed
         self._prompt: list[int] = trace.prompt_tokens[index].tolist()
         self._output: list[int] = trace.output_tokens[index].tolist()

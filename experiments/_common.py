@@ -6,6 +6,7 @@ import argparse
 import os
 import platform
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,14 +22,14 @@ import tomli_w
 
 from dsim.errors import InputError
 from dsim.metrics import windows
-from dsim.scenario import Result
+from dsim.scenario import Result, trace_of
 from dsim.schema import HostSection, Scenario, load_scenario, parse_override, scenario_path
 from dsim.sweep import Sweep
 
 DEFAULT_SCENARIO = "decode-node"
 
 
-class _Parser(argparse.ArgumentParser):
+class OneLineParser(argparse.ArgumentParser):
     """A parser whose errors are one line and exit code 2, like those of `run_main`."""
 
     def error(self, message: str) -> NoReturn:
@@ -55,7 +56,7 @@ def parser(
         Parsed options: ``scenario`` (Path), ``seeds`` and ``jobs`` (int >= 1), ``out`` (Path), ``quick``
         (bool), ``overrides`` (dict of dotted scenario key to value, from ``--set``).
     """
-    made = _Parser(description=description)
+    made = OneLineParser(description=description)
     made.add_argument(
         "--scenario",
         metavar="FILE",
@@ -146,7 +147,7 @@ def scenario_of(options: argparse.Namespace, seeds: int | None = None) -> Scenar
             "rate_scales": _few(load.rate_scales),
             "scored_min": min(load.scored_min, 60),
             "scored_per_user": min(load.scored_per_user, 1),
-            "requests": 300 if load.requests == "all" else min(load.requests, 300),
+            "requests": min(len(trace_of(scenario)) if load.requests == "all" else load.requests, 300),
         }
     )
     measure = scenario.measure.model_copy(update={"seeds": options.seeds or min(2, scenario.measure.seeds)})
@@ -212,7 +213,10 @@ def window_table(sweep: Sweep, load: str) -> pd.DataFrame:
         pd.DataFrame({"arm": row["arm"], name: row[load], "seed": row["seed"], **found})
         for (_, row), found in zip(sweep.table.iterrows(), sweep.extracts, strict=True)
     ]
-    return pd.concat(parts, ignore_index=True)
+    table = pd.concat(parts, ignore_index=True)
+    if table.empty:
+        raise InputError("no telemetry window is filled", field="load.window_s", expected="shorter, or a longer run")
+    return table
 
 
 def _few(values: tuple[Any, ...], most: int = 4) -> tuple[Any, ...]:
@@ -316,10 +320,17 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     0 (or what `main` returns), 2 after one ``error: ...`` line for bad input, 130 when interrupted. Anything
     else is a defect and keeps its traceback.
     """
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            # As an exception, so that staged files are removed and workers end.
+            signal.signal(getattr(signal, name), lambda number, _frame: sys.exit(128 + number))
     try:
         code = main()
-    except InputError as error:
+    except (InputError, OSError) as error:
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
+        sys.exit(2)
+    except MemoryError as error:
+        print(f"error: out of memory ({error}); a size in the scenario is too large", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

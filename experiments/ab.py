@@ -65,7 +65,10 @@ def options() -> argparse.ArgumentParser:
 
 
 def _rate(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < 1:
         raise argparse.ArgumentTypeError(f"got '{text}', expected a number between 0 and 1")
     return value

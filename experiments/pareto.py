@@ -102,6 +102,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     with staged_output(args.out) as out:
         sweep = run(scenario, points, jobs=args.jobs, extract=windows_of if args.open_loop else None)
         table = sweep.table
+        if table["tps_per_user"].isna().any():
+            raise InputError("tok/s/user is not defined: no scored request has two output tokens", field="workload")
         report(table, args.baseline, load)
         write_csv(table[COLUMNS].astype({"n_scored": int, "steps": int}), out / "pareto.csv")
         cloud = window_table(sweep, load) if args.open_loop else None
@@ -164,7 +166,8 @@ def draw(
         frontier_axes(ax, table, arms)
         lead = next((arm for arm in ("dspark", *reversed(arms)) if arm in arms and arm != args.baseline), None)
         if lead is not None:
-            for row in chosen_matches(table, lead, args.baseline):
+            at = anchors(table, args.baseline, "tps_per_user", "concurrency")
+            for row in chosen_matches(table, lead, args.baseline, at):
                 annotate_match(ax, row)
     if args.published:
         overlay_published(ax, "frontier")
@@ -172,10 +175,10 @@ def draw(
     save_figure(fig, out, "pareto")
 
 
-def chosen_matches(table: pd.DataFrame, arm: str, baseline: str) -> list[pd.Series]:
-    """One comparison at equal speed and one at equal throughput, from the same point of the baseline's curve."""
+def chosen_matches(table: pd.DataFrame, arm: str, baseline: str, speeds: Sequence[float]) -> list[pd.Series]:
+    """One comparison at equal speed (a column of the table) and one at equal throughput, from the same point."""
     pair = table[table["arm"].isin([arm, baseline])]
-    at_speed = matched_table(pair, baseline, throughputs=())
+    at_speed = matched_table(pair, baseline, speeds=speeds, throughputs=())
     at_speed = at_speed[at_speed["n_reached"] == at_speed["n_seeds"]]
     if at_speed.empty:
         return []

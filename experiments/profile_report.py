@@ -21,7 +21,7 @@ from dsim.errors import InputError
 from dsim.plotstyle import GRID, INK, SOFT, caption, legend, new_figure, save_figure, style
 from dsim.policy import parse_spec
 from dsim.profile import DEFAULT_PROFILE, MISSING, Profile, load_profile, shipped_profiles
-from experiments._common import run_main, staged_output, write_csv
+from experiments._common import OneLineParser, run_main, staged_output, write_csv
 
 _COLORS = {
     "staircase": "#0072B2",
@@ -39,7 +39,7 @@ _LAWS = {
 
 def parser() -> argparse.ArgumentParser:
     """Command line of the script."""
-    cli = argparse.ArgumentParser(
+    cli = OneLineParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"shipped profiles: {', '.join(shipped_profiles())}",

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 import dsim.planning
 from dsim.planning import (
     allowed,
+    best_count,
     count_rows,
     cumulative_value,
     descending,
@@ -164,3 +165,26 @@ def test_examples_in_the_docstrings():
     result = doctest.testmod(dsim.planning)
     assert result.attempted >= 7
     assert result.failed == 0
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 5, 7])
+@pytest.mark.parametrize("requests", [1, 2, 6, 9, 40])
+def test_lists_and_arrays_give_the_same_answers(requests, gamma, monkeypatch):
+    """Small batches take a path through lists; it must not be told apart, ties and zeros included."""
+    rng = np.random.default_rng(requests * 10 + gamma)
+    for _ in range(60):
+        confidence = rng.choice([0.0, 0.25, 0.5, 0.75, 1.0, *rng.random(3)], size=(requests, gamma))
+        survival = np.multiply.accumulate(confidence.astype(np.float32), axis=1)
+        steps = rng.choice([0.0, 0.0, 0.1, 0.5], size=requests * gamma + 1)
+        prices = 5.0 + np.cumsum(steps)
+        k = int(rng.integers(0, requests * gamma + 2))
+        answers = []
+        for limit in (0, 10_000):
+            monkeypatch.setattr(dsim.planning, "_LIST_UP_TO", limit)
+            answers.append((best_count(survival, requests, prices), top_k(survival, k).tolist()))
+        assert answers[0] == answers[1]
+        tau = [float(requests)]
+        for value in sorted((float(v) for v in survival.ravel() if v > 0), reverse=True):
+            tau.append(tau[-1] + value)
+        rates = [t / ms for t, ms in zip(tau, prices.tolist(), strict=False)]
+        assert answers[0][0] == rates.index(max(rates))

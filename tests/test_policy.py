@@ -122,7 +122,7 @@ def test_refused_parameter():
 
 
 def test_value_error_of_a_policy_becomes_an_input_error(custom):
-    with pytest.raises(InputError, match=r"refused its parameters \(share outside"):
+    with pytest.raises(InputError, match=r"refused its parameters \(ValueError: share outside"):
         load_policy(f"{custom}:Half:share=2")
 
 
@@ -223,3 +223,34 @@ def test_examples_in_the_docstrings():
     result = doctest.testmod(dsim.policy)
     assert result.attempted >= 5
     assert result.failed == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("    traits = Traits(confidence_age='a')\n", "traits.confidence_age"),
+        ("    traits = Traits(needs_gamma=-1)\n", "traits.needs_gamma"),
+        ("    def __init__(self):\n        1 / 0\n", "refused its parameters \\(ZeroDivisionError"),
+        ("    def __init__(self):\n        raise SystemExit(0)\n", "refused its parameters \\(SystemExit"),
+        (
+            "    def __init__(self):\n        import threading\n        self.lock = threading.Lock()\n",
+            "cannot be copied",
+        ),
+    ],
+)
+def test_policies_that_cannot_be_built_are_errors(tmp_path, body, message):
+    path = tmp_path / "bad.py"
+    path.write_text(f"from dsim.policy import BasePolicy, Traits\nclass Bad(BasePolicy):\n{body}")
+    with pytest.raises(InputError, match=message):
+        load_policy(f"{path}:Bad")
+
+
+def test_a_file_that_exits_is_an_error_and_an_edited_one_is_read_again(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("import sys; sys.exit(0)")
+    with pytest.raises(InputError, match="SystemExit"):
+        load_policy(f"{path}:Mine")
+    for k in (1, 2):
+        body = f"class Mine(Fixed):\n    def __init__(self):\n        super().__init__({k})\n"
+        path.write_text(f"from policies.fixed import Fixed\n{body}")
+        assert load_policy(f"{path}:Mine").k == k

@@ -210,6 +210,151 @@ def test_a_policy_that_returns_nonsense_is_named(answer, message):
     assert caught.value.field is not None
 
 
+@pytest.mark.parametrize("users", [3, 20])
+@pytest.mark.parametrize("answer", [4, -1])
+def test_bounds_are_checked_in_small_and_large_batches(users, answer):
+    def last_one_wrong(view):
+        lengths = np.zeros(view.requests, dtype=np.int64)
+        lengths[-1] = answer if view.requests == users else 0
+        return lengths
+
+    drafts = ScriptedDrafts([[0] * 9] * users, gamma=3)
+    trace = fixed_arrivals([0.0] * users, 1, 5)
+    with pytest.raises(InputError, match=f"out of bounds for request {users - 1}.*got {answer}"):
+        cluster(trace, drafts=drafts, policy=ScriptedPolicy(last_one_wrong), max_seqs=users, token_budget=200).run()
+
+
+def test_a_policy_that_raises_is_named():
+    def fails(view):
+        raise ZeroDivisionError("by nothing")
+
+    with pytest.raises(InputError, match=r"policy ScriptedPolicy\(.*raised ZeroDivisionError: by nothing"):
+        cluster(
+            fixed_arrivals([0.0], 1, 3), drafts=ScriptedDrafts([[0, 0, 0]], gamma=3), policy=ScriptedPolicy(fails)
+        ).run()
+
+
+def test_views_are_read_only_and_carry_what_they_say():
+    seen = []
+
+    def look(view):
+        for array in (view.caps, view.produced, view.born, view.first_ns, *view.history):
+            assert not array.flags.writeable
+        seen.append(
+            (
+                view.base_tokens,
+                view.sampling,
+                view.queue_length,
+                round(view.time_s * 1e3, 6),
+                view.draft_ms,
+                view.host_hidden_ms,
+                view.host_exposed_ms,
+                view.step,
+                view.born.tolist(),
+                view.produced.tolist(),
+                view.first_ns.tolist(),
+                view.slo_tpot_ms,
+                view.captured_sizes.tolist(),
+                view.capture_limit,
+                round(float(view.verify_ms[3]), 6),
+                round(float(view.step_ms()[1]), 6),
+            )
+        )
+        return np.zeros(view.requests, dtype=np.int64)
+
+    run = Cluster(
+        replicas=1,
+        config=ReplicaConfig(
+            max_seqs=1,
+            token_budget=8,
+            colocated=True,
+            prefill_chunk=8,
+            block_tokens=4,
+            host=HostCost(base_ms=4.0, hidden_fraction=0.75),
+        ),
+        cost=ConstantCost(step_ms=1.0, token_ms=0.5, draft=0.25, captured=(1, 4)),
+        drafts=ScriptedDrafts([[0] * 9] * 2, gamma=2),
+        draft_cost=DraftCost(),
+        policy=ScriptedPolicy(look),
+        stream=RequestStream(
+            fixed_arrivals([0.0, 0.001], 3, 3), {"any": 1.0}, order_seed=0, domain_seed=0, order="trace"
+        ),
+        load=OpenLoop(requests=2),
+        slo_tpot_ms=20.0,
+    )
+    run.run()
+    # The prompt's step: 1 + 3 x 0.5 = 2.5 ms GPU, 3 ms hidden and 1 ms exposed host: 4 ms. Then 1 + 0.5 + 0.25 = 1.75
+    # ms of GPU hide behind the host: 4 ms again. A second request waits from 1 ms on.
+    first = [(1, 1, 1, 4.0, 0.25, 3.0, 1.0, 0, [0], [0], [4 * MS], 20.0, [1, 4], 4, 2.5, 4.0)]
+    assert seen[:1] == first
+    assert seen[1][3] == 8.0
+    assert seen[1][7:10] == (1, [0], [1])
+
+
+def test_clairvoyant_policies_see_useful_drafts_only():
+    seen = []
+
+    def look(view):
+        seen.append(view.accepted.tolist())
+        return view.accepted.copy()
+
+    policy = ScriptedPolicy(look)
+    policy.traits = Traits(clairvoyant=True, cost_driven=False)
+    drafts = ScriptedDrafts([[3, 3, 3, 3, 3, 3]], gamma=3)
+    cluster(fixed_arrivals([0.0], 1, 7), drafts=drafts, policy=policy).run()
+    # 6 tokens to go: 3 useful drafts (4 tokens); 2 to go: 1 useful draft.
+    assert seen == [[3], [1]]
+
+
+def test_router_counts_return_to_nothing_even_after_preemption():
+    for colocated in (False, True):
+        run = cluster(
+            fixed_arrivals([0.0, 0.0, 0.0], 4, 9), kv_blocks=7, colocated=colocated, prefill_chunk=4, max_seqs=3
+        )
+        records = run.run()
+        assert records.requests["preemptions"].sum() >= 1
+        assert run.replicas[0].outstanding_tokens == 0
+        assert run.replicas[0]._reserved_worst == 0
+
+
+def test_blocks_of_prompts_in_progress_count():
+    """A prompt of 16 tokens (5 blocks with its first token) takes two steps; meanwhile no second one fits into 8."""
+    records = cluster(fixed_arrivals([0.0, 0.0], [16, 16], [9, 2]), kv_blocks=8, colocated=True, prefill_chunk=8).run()
+    assert steps(records, "requests", "prefill_tokens", "queue")[:3] == [(0, 8, 1), (0, 8, 1), (1, 0, 1)]
+
+
+def test_prompts_share_a_steps_prefill_chunk_first_come_first_served():
+    records = cluster(
+        fixed_arrivals([0.0] * 3, [10, 3, 6], [1, 1, 1]), colocated=True, prefill_chunk=8, token_budget=64
+    ).run()
+    assert steps(records, "prefill_tokens", "first_tokens") == [(8, 0), (8, 2), (3, 1)]
+
+
+def test_steps_are_priced_at_the_mean_context_of_the_batch():
+    class ByContext(ConstantCost):
+        def __init__(self):
+            super().__init__()
+            self.depends_on_context = True
+            self.contexts = np.array([0, 1 << 20])
+            self.asked = []
+
+        def verify_table(self, requests, max_tokens, context=None):
+            self.asked.append((requests, context))
+            return super().verify_table(requests, max_tokens)
+
+    cost = ByContext()
+    cluster(fixed_arrivals([0.0, 0.0], [640, 1280], 200), cost=cost, kv_blocks=10000).run()
+    # Mean of 640 + t and 1280 + t tokens, to the nearest 64; t runs from 1 to 199.
+    assert [context for _, context in cost.asked] == [960.0, 1024.0, 1088.0, 1152.0]
+
+
+def test_open_loop_window_ends_with_the_last_scored_arrival():
+    trace = fixed_arrivals([0.0, 0.010, 0.020, 0.030], 1, 50)
+    records = cluster(trace, load=OpenLoop(requests=4, warmup=1, cooldown=1)).run()
+    assert records.scored == (1, 3)
+    assert records.window_ns == (10 * MS, 20 * MS)
+
+
 def test_small_integer_types_are_accepted():
     policy = ScriptedPolicy(lambda view: np.ones(view.requests, dtype=np.int32))
     records = cluster(fixed_arrivals([0.0], 1, 3), drafts=ScriptedDrafts([[1, 1, 1]], gamma=2), policy=policy).run()

@@ -41,10 +41,8 @@ def test_no_drafts_is_no_speculation_byte_for_byte():
     scenario = load_scenario("decode-node", overrides)
     none, fixed = simulate(scenario, Point("none", 0, users=8)), simulate(scenario, Point("fixed5", 0, users=8))
     assert bytes_of(none) == bytes_of(fixed)
-    names = {"arm", "policy"}
-    assert {k: v for k, v in none.row.items() if k not in names} == pytest.approx(
-        {k: v for k, v in fixed.row.items() if k not in names}, nan_ok=True
-    )
+    rows = [{k: repr(v) for k, v in run.row.items() if k not in ("arm", "policy")} for run in (none, fixed)]
+    assert rows[0] == rows[1]
 
 
 def test_requests_are_the_same_in_every_arm_and_load(scenario):
@@ -110,6 +108,11 @@ def test_open_loop_offsets_differ_by_seed_and_edges_are_not_scored():
         ({"cluster.token_budget": 100}, "token_budget"),
         ({"drafts.tilt": {"alpha": [1.0, 2.0]}}, "tilt.alpha"),
         ({"workload.window_s": [5.0, 1.0]}, "window"),
+        (
+            {"load.stagger_s": 1000.0},
+            r"stagger_s.*the first scored request comes at .* the last of 2 users",
+        ),
+        ({"drafts.domains": {"code": 1e308, "chat": 1e308}}, "drafts.domains.code"),
     ],
 )
 def test_bad_inputs_are_one_clear_error(overrides, message):
@@ -162,6 +165,46 @@ def test_domains_are_the_same_requests_in_any_order_of_a_drafters_list():
     one = RequestStream(trace, {"code": 1.0, "chat": 2.0}, order_seed=1, domain_seed=2)
     two = RequestStream(trace, {"chat": 2.0, "code": 1.0}, order_seed=1, domain_seed=2)
     assert [one.domains[one.domain(i)] for i in range(50)] == [two.domains[two.domain(i)] for i in range(50)]
+
+
+def test_a_profile_that_includes_its_drafter_prices_no_other():
+    small = SMALL | {"cost.profile": "gb10x2-inkling-small-nvfp4", "cost.allow_extrapolation": True}
+    scenario = load_scenario("decode-node", small)
+    row = simulate(scenario, Point("dspark", 0, users=2)).row
+    assert row["cost_source"].endswith(";draft=included")
+    # Profiled from 8 tokens on, and nothing is captured: smaller steps are outside.
+    assert row["extrapolated"] is True
+    with pytest.raises(InputError, match="another drafter has no price there"):
+        simulate(scenario, Point("mtp5", 0, users=2))
+
+
+def test_a_prompt_beyond_the_profile_is_found_before_the_work():
+    scenario = load_scenario("decode-node", {"workload.trace": "mooncake-conversation"})
+    with pytest.raises(InputError, match=r"a prompt of \d+ tokens.* prices prompts up to 16384"):
+        check_scenario(scenario)
+
+
+def test_a_window_without_a_step_is_an_error_not_a_zero():
+    scenario = load_scenario("decode-node", SMALL)
+    with pytest.raises(InputError, match="no step lies in the measuring window"):
+        simulate(scenario, Point("dspark", 0, rate_scale=1e9))
+
+
+def test_arms_that_would_meet_other_requests_are_an_error(tmp_path):
+    bank = synthetic_bank(preset_spec("dsv4-flash-0731", "dspark"))
+    write_bank(bank, tmp_path / "mixed.npz")
+    scenario = load_scenario(
+        "decode-node", SMALL | {"drafters.dspark.bank": str(tmp_path / "mixed.npz"), "drafts.domains": {"mixed": 1.0}}
+    )
+    check_scenario(scenario, ["dspark"])
+    loose = scenario.model_copy(update={"drafts": scenario.drafts.model_copy(update={"domains": None})})
+    with pytest.raises(InputError, match="'mtp1' and 'fixed5' draft for other domains"):
+        check_scenario(loose)
+
+
+def test_what_was_done_to_a_trace_is_in_its_label():
+    scenario = load_scenario("decode-node", SMALL | {"workload.window_s": [0.0, 600.0]})
+    assert simulate(scenario, Point("none", 0, users=2)).row["trace_source"] == "recorded:azure2023-conv:window"
 
 
 def test_a_recorded_bank_drops_in_without_other_changes(tmp_path):

@@ -80,6 +80,17 @@ def test_a_request_walks_one_text_of_its_domain_and_splices_before_the_end():
     assert max(row % 50 for row in rows) == 44
 
 
+def test_splices_choose_anew_each_time():
+    source = bank(texts=40, length=50, gamma=4)
+    drafts = BankDrafts(source, seed=3)
+    texts = set()
+    drafts.open(0, 1, 45 * 20)
+    for position in range(0, 45 * 20, 45):
+        drafts.draft(np.array([0]), np.array([position]))
+        texts.add((int(drafts._base[0]) + position) // 50)
+    assert len(texts) > 8
+
+
 def test_a_smaller_gamma_truncates_and_says_so():
     source = bank()
     whole, cut = BankDrafts(source, seed=1), BankDrafts(source, gamma=2, seed=1)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from dsim.errors import InputError
+from dsim.profile import load_profile, write_profile
 from dsim.schema import load_scenario
 from experiments import ab, load_adaptive, pareto
 from experiments._common import scenario_of
@@ -172,10 +176,19 @@ def test_help_documents_every_option(name, tmp_path):
         (["--arms", "mtp1,nope"], "unknown arm"),
         (["--arms", "dspark"], "--baseline"),
         (["--set", "arms.6.policy=oops.py:Bad"], "policy file not found"),
+        (["--set", "workload.trace=empty.csv"], "empty.csv"),
+        (["--set", "cost.profile=falling.csv"], "falling.csv"),
+        (["--set", "drafts.gamma=7"], "holds blocks of 5"),
+        (["--set", "arms.6.policy=sys:exit"], "policy"),
+        (["--set", "load.think_s=1e300"], "--set, field 'load.think_s'"),
     ],
 )
 def test_bad_input_exits_2_with_one_line_and_leaves_nothing(args, message, tmp_path):
     out = tmp_path / "out"
+    (tmp_path / "empty.csv").write_text("")
+    write_profile(replace(load_profile("gb10x2-inkling-small-nvfp4"), name="falling"), tmp_path / "falling.csv")
+    rows = (tmp_path / "falling.csv").read_text().splitlines()
+    (tmp_path / "falling.csv").write_text("\n".join([rows[0], *reversed(rows[1:])]))
     done = script("pareto", "--out", str(out), *args, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     lines = [line for line in done.stderr.splitlines() if not line.startswith("simulating")]
@@ -218,6 +231,26 @@ def test_a_policy_that_fails_midway_leaves_earlier_results_alone(tmp_path):
     assert "returned no verify lengths" in done.stderr
     assert [p.name for p in out.iterdir()] == ["pareto.csv"]
     assert (out / "pareto.csv").read_text() == "before"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_a_terminated_run_leaves_nothing(tmp_path):
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "experiments" / "pareto.py"), "--out", str(out), "--jobs", "1"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    # The stage exists as soon as the sweep runs.
+    for _ in range(600):
+        if out.is_dir() and list(out.iterdir()):
+            break
+        time.sleep(0.05)
+    process.terminate()
+    process.wait(timeout=30)
+    process.stderr.close()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not out.exists()
 
 
 def test_importing_dsim_is_quick_and_light():

@@ -1,7 +1,9 @@
 """The published findings, in shape, on the default scenario (measured B300 profile, published acceptance).
 
-The smooth fit is the textbook roofline. "quick" runs two seeds at seven loads; "full" (slow) the default scenario's
-five seeds at all its loads. Sources: DSpark, arXiv 2607.05147, Fig. 7, Fig. 8 and section 5.4.
+The smooth fit is the textbook roofline: the form in which the paper argues (a constant marginal price), not the one
+that fits the measurements best (`docs/cost-model.md`); on the staircase and on roofline-moe the budget is not
+monotone. "quick" runs two seeds at seven loads; "full" (slow) the default scenario's five seeds at all its loads.
+Sources: DSpark, arXiv 2607.05147, Fig. 7, Fig. 8 and section 5.4.
 """
 
 from __future__ import annotations
@@ -67,6 +69,7 @@ def test_dspark_is_nowhere_below_mtp1(staircase):
     wide = staircase.pivot_table(index=["concurrency", "seed"], columns="arm", values="throughput_tok_s_gpu")
     for _, group in (wide["dspark"] / wide["mtp1"]).groupby("concurrency"):
         assert mean_interval(group.to_numpy()).hi >= 1.0
+        assert group.mean() >= 1.0
     # Along the frontier: at every speed of mtp1 that dspark's curve covers too.
     pair = staircase[staircase["arm"].isin(["mtp1", "dspark"])]
     speeds = means(pair, "mtp1", "tps_per_user").to_numpy()

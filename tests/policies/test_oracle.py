@@ -78,14 +78,12 @@ def test_best_of_all_allocations_on_the_true_curve(seed):
         tokens = requests + sum(min(n, a) for n, a in zip(allocation, accepted, strict=True))
         return tokens - rate * (0.5 + verify_ms[requests + sum(allocation)])
 
-    best = max(value(allocation) for allocation in itertools.product(*(range(cap + 1) for cap in caps)))
     # Verifying a draft that will be rejected can pay where the curve falls; the oracle never does that.
     useful = max(
         value(allocation)
         for allocation in itertools.product(*(range(min(a, c) + 1) for a, c in zip(accepted, caps, strict=True)))
     )
     assert value(lengths.tolist()) == pytest.approx(useful, abs=1e-12)
-    assert useful <= best
 
 
 def test_rate_settles_at_the_best_long_run_ratio():
