@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from functools import lru_cache
+from itertools import accumulate
 from operator import neg
 from typing import Any
 
@@ -92,17 +93,12 @@ def best_count(survival: Survival, start: float, prices: FloatArray) -> int:
         # The same sums and quotients in the same order, without the fixed cost of ten NumPy calls.
         values = survival.ravel().tolist()
         values.sort(reverse=True)
+        if values and values[-1] <= 0:
+            values = [value for value in values if value > 0]
         milliseconds = prices[: len(values) + 1].tolist()
-        tau = float(start)
-        best, count = tau / milliseconds[0], 0
-        for b, value in enumerate(values, start=1):
-            if value <= 0:
-                break
-            tau += value
-            rate = tau / milliseconds[b]
-            if rate > best:
-                best, count = rate, b
-        return count
+        tau = accumulate(values, initial=float(start))
+        rates = [value / ms for value, ms in zip(tau, milliseconds, strict=True)]
+        return rates.index(max(rates))
     tau_by_count = cumulative_value(survival, start=start)
     # argmax takes the first of equal maxima: the fewest.
     return int((tau_by_count / prices[: tau_by_count.size]).argmax())
@@ -153,27 +149,26 @@ def top_k(survival: Survival, k: int, caps: IntArray | None = None) -> IntArray:
 
 
 def _top_k_list(survival: Survival, k: int) -> IntArray:
-    """`top_k` of a small batch: the same answer from lists, without the fixed cost of NumPy calls."""
-    rows = survival.tolist()
+    """`top_k` of a small batch: the k-th value from a list, without the fixed cost of three NumPy calls."""
     ranked = survival.ravel().tolist()
     ranked.sort(reverse=True)
     worst = ranked[k - 1]
     if worst <= 0:
         return count_rows(survival > 0)
-    spare = k - bisect_left(ranked, -worst, key=neg)  # of those that tie with the worst, the first in reading order
+    if ranked[k] < worst:
+        return count_rows(survival >= worst)
+    # Of those that tie with the worst, the first in reading order get in.
+    spare = k - bisect_left(ranked, -worst, key=neg)
     lengths = []
-    for row in rows:
+    for row in survival.tolist():
         length = 0
         for value in row:
-            if value < worst:
+            if value < worst or (value == worst and not spare):
                 break
-            if value == worst:
-                if not spare:
-                    break
-                spare -= 1
+            spare -= value == worst
             length += 1
         lengths.append(length)
-    return np.array(lengths)
+    return np.array(lengths, dtype=np.int64)
 
 
 def count_rows(mask: BoolArray) -> IntArray:

@@ -83,9 +83,11 @@ class Replica:
         self.busy_ns = 0
         self._wake: simpy.Event | None = None
         self._state = np.zeros((6, config.max_seqs), dtype=np.int64)
+        self._seen_state = _frozen(self._state.view())
         self._count = 0
         self._depth = policy.traits.confidence_age
         self._clairvoyant = policy.traits.clairvoyant
+        self._unknown = np.ones((1, self.gamma), dtype=np.float32)
         empty = np.ones((0, self.gamma), dtype=np.float32)
         self._history = (empty,) * self._depth  # one step old first, as deep as the policy reads
         self._step = 0
@@ -298,11 +300,10 @@ class Replica:
         state = self._state
         self._ids, self._positions, self._left = state[_ID, :n], state[_POSITION, :n], state[_LEFT, :n]
         self._progress = state[_POSITION : _LEFT + 1, :n]
-        self._contexts, self._born = state[_CONTEXT, :n], state[_BORN, :n]
+        self._contexts = state[_CONTEXT, :n]
         # What policies see of it is read-only.
-        self._seen_positions, self._seen_born, self._seen_first = (
-            _read_only(column) for column in (self._positions, self._born, state[_FIRST, :n])
-        )
+        seen = self._seen_state
+        self._seen_positions, self._seen_born, self._seen_first = seen[_POSITION, :n], seen[_BORN, :n], seen[_FIRST, :n]
         self._caps, self._ones = self._full_caps[:n], self._all_ones[:n]
 
     def _join(self, request: int) -> None:
@@ -321,13 +322,12 @@ class Replica:
         self._count += 1
         self._sure_tokens = min(self._sure_tokens, log.output_tokens[request] - generated)
         # Nothing old is known of it: c = 1.
-        row = np.ones((1, self.gamma), dtype=np.float32)
-        self._history = tuple(_read_only(np.concatenate([past, row])) for past in self._history)
+        self._history = tuple(_frozen(np.concatenate([past, self._unknown])) for past in self._history)
 
     def _keep(self, keep: IntArray) -> None:
         self._state[:, : keep.size] = self._state.take(keep, axis=1)
         self._count = keep.size
-        self._history = tuple(_read_only(past.take(keep, axis=0)) for past in self._history)
+        self._history = tuple(_frozen(past.take(keep, axis=0)) for past in self._history)
         self._reslice()
 
     def _retire(self, done: IntArray, now: int) -> None:
@@ -456,8 +456,7 @@ class Replica:
             self.requests.generated_tokens[request] = position + 1
 
 
-def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A view of the array that cannot be written to."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
+def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array, made read-only: policies see it."""
+    array.flags.writeable = False
+    return array

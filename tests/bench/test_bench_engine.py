@@ -1,7 +1,8 @@
 """Speed of the whole: a real trace end to end, an engine step at several batch sizes, growth with simulated time.
 
 Run by `make bench`. Warm process; imports excluded; trace parsing, the cost model's look-ups and the report (all
-metrics) included. Each test asserts its bound from the project's targets.
+metrics) included. Each test asserts its bound from the project's targets. The bounds are for a machine on which adding
+1 to three integers takes NumPy 0.8 us; on a slower one (or in a slow hour of a shared one) they grow in proportion.
 """
 
 from __future__ import annotations
@@ -27,6 +28,22 @@ from traces import read_trace
 
 pytestmark = pytest.mark.bench
 
+REFERENCE_S = 0.8e-6
+
+
+def small_add(repeats: int = 2000) -> float:
+    """Seconds that NumPy takes to add 1 to three integers, now: what a step at few requests is made of."""
+    array = np.arange(3)
+    start = time.perf_counter()
+    for _ in range(repeats):
+        array + 1
+    return (time.perf_counter() - start) / repeats
+
+
+def slowness() -> float:
+    """How much slower than the reference the machine is, at least 1."""
+    return max(1.0, min(small_add() for _ in range(20)) / REFERENCE_S)
+
 
 @pytest.fixture(scope="module")
 def conv1000(tmp_path_factory):
@@ -51,11 +68,14 @@ def test_conv1000(benchmark, conv1000):
         runs._trace.cache_clear()  # the trace is parsed every time
         return simulate(scenario, point, cost=cost)
 
+    before = slowness()
     result = benchmark.pedantic(replay, rounds=7, warmup_rounds=2)
+    machine = max(before, slowness())
     assert result.row["n_scored"] == 1000
     steps = len(result.records.steps["end_ns"])
-    benchmark.extra_info |= {"steps": steps, "us_per_step": benchmark.stats.stats.min / steps * 1e6}
-    assert benchmark.stats.stats.min <= 1.0
+    best = benchmark.stats.stats.min
+    benchmark.extra_info |= {"steps": steps, "us_per_step": best / steps * 1e6, "slowness": machine}
+    assert best <= 1.0 * machine
 
 
 def one_replica(users: int, requests: int, policy: str, output: int = 800):
@@ -92,11 +112,11 @@ def test_engine_step(benchmark, users):
     per_step = benchmark.stats.stats.min / steps * 1e6
     benchmark.extra_info |= {"steps": steps, "us_per_step": per_step}
     if users == 256:
-        assert per_step <= 200
+        assert per_step <= 200 * slowness()
 
 
 class _Clocked(StepLog):
-    """A step log that notes the wall clock at every thousandth step."""
+    """A step log that notes the wall clock, and the machine's speed, at every thousandth step."""
 
     def __init__(self):
         super().__init__()
@@ -105,7 +125,8 @@ class _Clocked(StepLog):
     def append(self, row):
         super().append(row)
         if len(self) % 1000 == 0:
-            self.clock.append(time.perf_counter())
+            now = time.perf_counter()
+            self.clock.append((now, small_add(500), time.perf_counter()))
 
 
 @pytest.mark.benchmark(group="growth")
@@ -124,7 +145,9 @@ def test_a_step_costs_the_same_late_in_a_run(benchmark):
     summarize(records)
     steps = len(records.steps["end_ns"])
     assert steps >= 100_000
-    each = np.diff(log.clock) / 1000
+    # Microseconds a step in units of the machine's speed around it: a shared machine drifts.
+    started, speed, ended = np.array(log.clock).T
+    each = (started[1:] - ended[:-1]) / 1000 / ((speed[1:] + speed[:-1]) / 2) * REFERENCE_S
     third = each.size // 3
     early, late = float(np.median(each[:third])), float(np.median(each[-third:]))
     benchmark.extra_info |= {"steps": steps, "early_us": early * 1e6, "late_us": late * 1e6}
