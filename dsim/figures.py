@@ -131,13 +131,16 @@ def frontier_axes(
             zorder=z,
         )
         size = _marker_size(look.marker)
+        # The line is the one that `dsim.frontier` reads matched values from: straight in logarithms.
+        line_x, line_y = _log_log_path(x[front], y[front])
         ax.plot(
-            x[front],
-            y[front],
+            line_x,
+            line_y,
             color=look.color,
             linestyle=look.linestyle,
             linewidth=1.9 if lead else 1.2,
             marker=look.marker,
+            markevery=PATH_POINTS,
             markersize=size,
             markeredgewidth=1.2 if look.marker == "x" else 0.6,
             markeredgecolor=look.color if look.marker == "x" else "white",
@@ -155,8 +158,8 @@ def frontier_axes(
             markeredgewidth=0.9,
             zorder=z + 0.3,
         )
-    ax.set_xlabel("tok/s/user")
-    ax.set_ylabel("tok/s/GPU")
+    ax.set_xlabel("tok/s/user (1 / median TPOT)")
+    ax.set_ylabel("output tok/s/GPU")
     if log:
         ax.set_xscale("log")
         ax.set_yscale("log")
@@ -173,6 +176,24 @@ def frontier_axes(
         legend(ax, legend_loc)
     if label_users:
         _label_loads(ax, drawn, styles)
+
+
+#: Points of a drawn line from one operating point to the next (every so many carry a marker).
+PATH_POINTS = 24
+
+
+def _log_log_path(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The points, and between them `PATH_POINTS` - 1 others on a line that is straight in log-log coordinates."""
+    at = np.linspace(0, x.size - 1, PATH_POINTS * (x.size - 1) + 1)
+    known = np.arange(x.size)
+    logarithmic = bool(np.all(x > 0) and np.all(y > 0))
+    line_x, line_y = (
+        np.exp(np.interp(at, known, np.log(values))) if logarithmic else np.interp(at, known, values)
+        for values in (x, y)
+    )
+    # The operating points themselves, without the rounding of exp(log(...)).
+    line_x[::PATH_POINTS], line_y[::PATH_POINTS] = x, y
+    return line_x, line_y
 
 
 def _from_zero(ax: Axes, *, vertical: bool = True) -> None:
@@ -480,8 +501,8 @@ def cloud_axes(ax: Axes, df: pd.DataFrame, arms: Sequence[str], *, legend_loc: s
         _fitted_line(ax, line_x, line_y, look, arm, 3 + 0.01 * order)
     _from_zero(ax)
     ax.yaxis.set_major_formatter(FuncFormatter(_plain))
-    ax.set_xlabel("tok/s/user")
-    ax.set_ylabel("tok/s/GPU")
+    ax.set_xlabel("tok/s/user (decode tokens a request-second)")
+    ax.set_ylabel("output tok/s/GPU")
     if legend_loc is not None:
         legend(ax, legend_loc)
 
@@ -519,7 +540,7 @@ def load_fit(
     return grid, np.asarray(fitted(np.sqrt(grid)), dtype=np.float64)
 
 
-_LOAD_LABELS = {THROUGHPUT: "tok/s/GPU", BUDGET: "verification budget\n(target tokens a request a step)"}
+_LOAD_LABELS = {THROUGHPUT: "output tok/s/GPU", BUDGET: "verification budget\n(target tokens a request a step)"}
 
 
 @style()

@@ -280,7 +280,7 @@ def _load(scenario: Scenario, point: Point, trace: Trace, cost: StepCost) -> Clo
         )
     requests = rows if load.requests == "all" else load.requests
     if requests > rows:
-        raise InputError(field="load.requests", value=requests, expected=f"at most the trace's {rows} rows")
+        raise InputError(field="load.requests", value=requests, expected=f'at most the trace\'s {rows} rows, or "all"')
     fraction = DEFAULT_EDGE_FRACTION if load.edge_fraction is None else load.edge_fraction
     edge = int(fraction * requests) if steady else 0
     return OpenLoop(requests=requests, warmup=edge, cooldown=edge)

@@ -390,7 +390,7 @@ def parse_scenario(
             file=file,
             line=_line_of(text, location),
             field=dotted or None,
-            value=None if first["type"] in ("value_error", "missing") else first["input"],
+            value=None if first["type"] in ("value_error", "missing") else _lists(first["input"]),
             expected=_known_keys(location) if unknown else None if first["type"] == "value_error" else message,
         ) from None
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from dsim.compare import compare, verdict
@@ -49,6 +50,8 @@ METRICS = (
 )
 # Far from every seed that a study would use for itself.
 _OTHER_SEEDS = 1_000_000
+# Differences beyond this many percent are drawn as arrows at the figure's edge.
+_EDGE = 150.0
 
 
 def options() -> argparse.ArgumentParser:
@@ -101,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_csv(result, out / "ab.csv")
         write_csv(table, out / "ab_runs.csv")
         write_scenario(study, out / "scenario.toml")
-        draw(result, table, study, line, args, out)
+        draw(result, table, study, line, args, same, out)
         written(out)
     print(f"written to {args.out}")
 
@@ -128,12 +131,16 @@ def report(result: pd.DataFrame, scenario: Scenario, args: argparse.Namespace, s
     """The table of metrics."""
     slo = scenario.slo
     print(f"\nA = {args.a}, B = {args.b}; {args.users} users, {scenario.measure.seeds} seeds")
-    print(f"goodput: requests with TTFT <= {slo.ttft_ms or 'any'} ms and TPOT <= {slo.tpot_ms or 'any'} ms")
+    targets = [f"{name} <= {ms:g} ms" for name, ms in (("TTFT", slo.ttft_ms), ("TPOT", slo.tpot_ms)) if ms is not None]
+    print(f"goodput: requests a second with {' and '.join(targets)}" if targets else "goodput: no SLO in the scenario")
     if not result.attrs["paired"]:
         print("not paired: the two arms did not see the same drafts and luck; intervals are wider for it")
     if same:
         print("A/A check: both are the same arm; B runs on other seeds")
-    shown = result[["metric", "mean_a", "mean_b"]].copy()
+    shown = result[["metric"]].copy()
+    for name in ("mean_a", "mean_b"):
+        # Metrics have different units: four digits each, not as many decimals for all.
+        shown[name] = [f"{value:.4g}" for value in result[name]]
     for name in ("relative", "relative_lo", "relative_hi"):
         shown[f"{name} %"] = 100 * result[name]
     shown["p (Holm)"] = result["p_adjusted"]
@@ -142,7 +149,13 @@ def report(result: pd.DataFrame, scenario: Scenario, args: argparse.Namespace, s
 
 
 def draw(
-    result: pd.DataFrame, table: pd.DataFrame, scenario: Scenario, line: str, args: argparse.Namespace, out: Path
+    result: pd.DataFrame,
+    table: pd.DataFrame,
+    scenario: Scenario,
+    line: str,
+    args: argparse.Namespace,
+    same: bool,
+    out: Path,
 ) -> None:
     """Relative differences with their intervals, one row a metric."""
     shown = result[result["relative"].notna()].iloc[::-1].reset_index(drop=True)
@@ -151,16 +164,31 @@ def draw(
     )
     caption(
         fig,
-        f"{line}.\n{sources_note(scenario, table)} {args.users} users; bars: {int(100 * (1 - args.alpha))} % paired "
-        "intervals over seeds (a range below 5 seeds). Filled: shown after Holm's correction.",
+        f"{line}.\n{sources_note(scenario, table)} {args.users} users; bars: {int(100 * (1 - args.alpha))} % "
+        f"intervals over {'replications (A/A: B runs on other seeds)' if same else 'paired seeds'} (a range below 5). "
+        "Filled: shown after Holm's correction, green better, red worse. Arrows: beyond the axis.",
     )
     ax = axes[0, 0]
     ax.axvline(0, color="0.4", linewidth=1)
     for i, row in shown.iterrows():
         color = {"B better": "#1b7f4c", "B worse": "#b2432f"}.get(row["outcome"], "0.45")
         low, mid, high = (100 * row[name] for name in ("relative_lo", "relative", "relative_hi"))
-        ax.plot([low, high], [i, i], color=color, linewidth=1.6)
-        ax.plot([mid], [i], "o", color=color, markersize=6, markerfacecolor=color if color != "0.45" else "white")
+        ax.plot(np.clip([low, high], -_EDGE, _EDGE), [i, i], color=color, linewidth=1.6)
+        if abs(mid) <= _EDGE:
+            ax.plot([mid], [i], "o", color=color, markersize=6, markerfacecolor=color if color != "0.45" else "white")
+        else:
+            # One metric that multiplies must not flatten the others.
+            side = float(np.sign(mid))
+            ax.plot([side * _EDGE], [i], ">" if side > 0 else "<", color=color, markersize=7)
+            ax.annotate(
+                f"{mid:+.0f} %",
+                (side * _EDGE, i),
+                xytext=(-8 * side, 6),
+                textcoords="offset points",
+                ha="right" if side > 0 else "left",
+                color=color,
+                fontsize=8,
+            )
     ax.set_yticks(
         range(len(shown)),
         [f"{m} *" if r == "primary" else m for m, r in zip(shown["metric"], shown["role"], strict=True)],

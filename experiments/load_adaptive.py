@@ -2,8 +2,8 @@
 
 Charts, in the manner of Fig. 8 of the DSpark paper (arXiv 2607.05147), throughput per GPU and the verification
 budget (target tokens a request and step, bonus token included) against concurrency. MTP-1 verifies 2 tokens at
-any load; a load-adaptive policy gives drafts up as the machine fills. Dots are runs (or telemetry windows), lines
-are fitted. --published overlays the paper's own budget.
+any load; a load-adaptive policy gives drafts up as the machine fills. Dots are runs (or telemetry windows); lines are
+fitted, or on the measured staircase join the means. --published overlays the paper's own budget.
 """
 
 from __future__ import annotations
@@ -117,13 +117,16 @@ def draw(
     fig, axes = new_figure(nrows=2, width=7.2, height=6.6, title=f"Load-adaptive verification: {scenario.name}")
     data = table if cloud is None else cloud
     dots = "runs" if cloud is None else f"windows of {scenario.load.window_s:g} s"
+    # A smooth line through a staircase's jumps would show what is not there.
+    smooth = cloud is not None or (scenario.cost.fit != "staircase" and table["concurrency"].nunique() >= 6)
+    lines = "fitted through them" if smooth else "joining their means"
     published = (
-        f" Dashed: the paper's Fig. 8, {args.published} (published, hardware not named)." if args.published else ""
+        f" Dotted: the paper's Fig. 8, {args.published} (published, hardware not named)." if args.published else ""
     )
-    caption(fig, f"{sources_note(scenario, table)} Dots: {dots}; lines: fitted through them.{published}")
+    caption(fig, f"{sources_note(scenario, table)} Dots: {dots}; lines: {lines}.{published}")
     xlabel = "concurrent users" if cloud is None else "requests in decode"
-    load_axes(axes[0, 0], data, arms, "throughput_tok_s_gpu", xlabel=xlabel)
-    load_axes(axes[1, 0], data, arms, "verification_budget", xlabel=xlabel)
+    load_axes(axes[0, 0], data, arms, "throughput_tok_s_gpu", xlabel=xlabel, fit=smooth)
+    load_axes(axes[1, 0], data, arms, "verification_budget", xlabel=xlabel, fit=smooth)
     if args.published:
         overlay_published(axes[1, 0], "budget", args.published)
         if args.scale is not None:

@@ -9,6 +9,7 @@ at the trace's own times, sped up; telemetry windows are the dots and a fitted f
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -70,6 +71,7 @@ COLUMNS = [
     "extrapolated",
     "n_scored",
 ]
+DEFAULT_OUT = "results/pareto"
 _SHOWN = [
     "tps_per_user",
     "throughput_tok_s_gpu",
@@ -82,9 +84,9 @@ _SHOWN = [
 
 def options() -> argparse.ArgumentParser:
     """Command line of the script."""
-    cli = parser(__doc__, out="results/pareto")
+    cli = parser(__doc__, out=DEFAULT_OUT)
     cli.add_argument("--arms", metavar="A,B,...", help="only these arms (default: all of the scenario)")
-    cli.add_argument("--baseline", metavar="ARM", default="mtp1", help="arm to compare with (default: %(default)s)")
+    cli.add_argument("--baseline", metavar="ARM", help="arm to compare with (default: mtp1, or the first arm)")
     cli.add_argument("--open-loop", action="store_true", help="replay arrivals at load.rate_scales times their rate")
     cli.add_argument("--published", action="store_true", help="overlay the paper's Fig. 7 lines (other hardware)")
     return cli
@@ -95,6 +97,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = options().parse_args(argv)
     scenario = scenario_of(args)
     arms = arms_of(scenario, args.arms)
+    if args.baseline is None:
+        args.baseline = "mtp1" if "mtp1" in arms else arms[0]
+    if args.out == Path(DEFAULT_OUT):
+        # Another scenario or kind of load is another study; its results lie beside the default one's.
+        other = "" if scenario.name == "decode-node" else f"-{re.sub(r'[^A-Za-z0-9._-]+', '-', scenario.name)}"
+        args.out = Path(f"{DEFAULT_OUT}{other}{'-open-loop' if args.open_loop else ''}")
     if args.baseline not in arms:
         raise InputError(field="--baseline", value=args.baseline, expected=f"one of the arms: {', '.join(arms)}")
     load = "rate_scale" if args.open_loop else "concurrency"
@@ -132,7 +140,8 @@ def report(table: pd.DataFrame, baseline: str, load: str) -> None:
     print_table(matched_text(matched, "tps_per_user"))
     print(f"\ntok/s/user against {baseline} at the same throughput")
     print_table(matched_text(matched, "throughput_tok_s_gpu"))
-    print(f"\ndominated area (hypervolume) against {baseline}")
+    print("[lo, hi]: 95 % interval over seeds, or with r the range of fewer than five; (k/n): k of n seeds reach it")
+    print(f"\ndominated area (hypervolume from (0, 0), tok/s/user x tok/s/GPU) against {baseline}")
     print_table(hypervolume_ratio(table, baseline, load=load))
 
 
@@ -154,17 +163,22 @@ def draw(
     out: Path,
 ) -> None:
     """The chart: one panel, closed loop or open loop."""
-    fig, axes = new_figure(width=8.2, height=5.4, title=f"Throughput against speed: {scenario.name}")
+    kind = "" if cloud is None else ", open loop"
+    fig, axes = new_figure(width=8.2, height=5.4, title=f"Throughput against speed: {scenario.name}{kind}")
     ax = axes[0, 0]
     note = sources_note(scenario, table)
     if cloud is not None:
         seconds = scenario.load.window_s
-        caption(fig, f"{note} Dots: windows of {seconds:g} s; lines: their fitted upper edge (90 %).")
+        rates = ", ".join(f"{scale:g}" for scale in scenario.load.rate_scales)
+        edge = "lines: their fitted upper edge (90 %)"
+        caption(fig, f"{note} Dots: windows of {seconds:g} s at {rates} times the trace's own rate; {edge}.")
         cloud_axes(ax, cloud, arms)
     else:
-        caption(fig, f"{note} {seeds_note(table)} Labels: concurrent users.")
-        frontier_axes(ax, table, arms)
         lead = next((arm for arm in ("dspark", *reversed(arms)) if arm in arms and arm != args.baseline), None)
+        arrows = "" if lead is None else f" Arrows: {lead} against {args.baseline}."
+        marks = "Labels: concurrent users; hollow: dominated within the arm; lines: log-log between points."
+        caption(fig, f"{note} {seeds_note(table)} {marks}{arrows}")
+        frontier_axes(ax, table, arms)
         if lead is not None:
             at = anchors(table, args.baseline, "tps_per_user", "concurrency")
             for row in chosen_matches(table, lead, args.baseline, at):

@@ -398,7 +398,7 @@ def _caption(profile: Profile, models: dict[str, StepModel], context: int) -> st
     contexts, _ = verify_points(profile)
     at = f" Context {int(contexts[context])} tokens." if contexts.size else ""
     dots = (
-        "Points: upper median of the warm repeats of each size (published measurements)."
+        "Points: upper median of the warm repeats of each size."
         if profile.kind == "measured"
         else "Points: computed from published components, not timed steps."
     )

@@ -17,6 +17,8 @@ from matplotlib.figure import Figure
 
 from dsim.errors import InputError
 from dsim.figures import (
+    PATH_POINTS,
+    _log_log_path,
     annotate_match,
     arm_style,
     arm_styles,
@@ -32,7 +34,7 @@ from dsim.figures import (
     save_figure,
     seeds_note,
 )
-from dsim.frontier import SPEED, THROUGHPUT, matched_table
+from dsim.frontier import SPEED, THROUGHPUT, frontier_curve, matched_table, throughput_at
 from dsim.plotstyle import agg_renderer
 from dsim.published import published
 
@@ -56,7 +58,10 @@ TWO = runs({"mtp1": 1.0, "dspark": 1.4})
 
 def lines_by_label(ax: Axes) -> dict[str, tuple[list[float], list[float]]]:
     return {
-        str(line.get_label()): (list(map(float, line.get_xdata())), list(map(float, line.get_ydata())))
+        str(line.get_label()): (
+            list(map(float, line.get_xdata()[:: line.get_markevery() or 1])),
+            list(map(float, line.get_ydata()[:: line.get_markevery() or 1])),
+        )
         for line in ax.lines
         if not str(line.get_label()).startswith("_")
     }
@@ -326,3 +331,11 @@ def test_the_note_on_seeds_says_what_the_bars_are() -> None:
     assert seeds_note(TWO) == "Points: means over 5 seeds; bars: 95 % t intervals over the seeds."
     assert "ranges" in seeds_note(runs({"mtp1": 1.0}, seeds=3))
     assert seeds_note(runs({"mtp1": 1.0}, seeds=1)) == "Points: one seed, no interval."
+
+
+def test_the_drawn_line_is_the_one_that_matched_values_come_from() -> None:
+    x, y = np.array([100.0, 200.0, 400.0]), np.array([4000.0, 1500.0, 100.0])
+    path_x, path_y = _log_log_path(x, y)
+    np.testing.assert_array_equal(path_x[::PATH_POINTS], x)
+    curve = frontier_curve(x, y)
+    np.testing.assert_allclose(throughput_at(path_x, curve), path_y, rtol=1e-12)

@@ -174,7 +174,7 @@ def test_help_documents_every_option(name, tmp_path):
         (["--seeds", "0"], "--seeds"),
         (["--jobs", "-1"], "--jobs"),
         (["--arms", "mtp1,nope"], "unknown arm"),
-        (["--arms", "dspark"], "--baseline"),
+        (["--arms", "dspark", "--baseline", "mtp1"], "--baseline"),
         (["--set", "arms.6.policy=oops.py:Bad"], "policy file not found"),
         (["--set", "workload.trace=empty.csv"], "empty.csv"),
         (["--set", "cost.profile=falling.csv"], "falling.csv"),
