@@ -142,7 +142,7 @@ def report(result: pd.DataFrame, scenario: Scenario, args: argparse.Namespace, s
         # Metrics have different units: four digits each, not as many decimals for all.
         shown[name] = [f"{value:.4g}" for value in result[name]]
     for name in ("relative", "relative_lo", "relative_hi"):
-        shown[f"{name} %"] = 100 * result[name]
+        shown[f"{name} %"] = [f"{100 * value:+.1f}" for value in result[name]]
     shown["p (Holm)"] = result["p_adjusted"]
     shown["outcome"] = result["outcome"]
     print_table(shown)
