@@ -3,7 +3,8 @@
 Charts, in the manner of Fig. 8 of the DSpark paper (arXiv 2607.05147), throughput per GPU and the verification
 budget (target tokens a request and step, bonus token included) against concurrency. MTP-1 verifies 2 tokens at
 any load; a load-adaptive policy gives drafts up as the machine fills. Dots are runs (or telemetry windows); lines are
-fitted, or on the measured staircase join the means. --published overlays the paper's own budget.
+fitted; on the measured staircase, which no smooth line follows, they join the means and the fit is drawn thin.
+--published overlays the paper's own budget.
 """
 
 from __future__ import annotations
@@ -13,8 +14,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.axes import Axes
 
-from dsim.figures import caption, legend, load_axes, new_figure, overlay_published, save_figure
+from dsim.figures import (
+    arm_styles,
+    caption,
+    legend,
+    load_axes,
+    load_fit,
+    new_figure,
+    overlay_published,
+    save_figure,
+)
 from dsim.schema import Scenario
 from dsim.sweep import grid, run
 from experiments._common import (
@@ -118,8 +129,9 @@ def draw(
     data = table if cloud is None else cloud
     dots = "runs" if cloud is None else f"windows of {scenario.load.window_s:g} s"
     # A smooth line through a staircase's jumps would show what is not there.
-    smooth = cloud is not None or (scenario.cost.fit != "staircase" and table["concurrency"].nunique() >= 6)
-    lines = "fitted through them" if smooth else "joining their means"
+    enough = cloud is not None or table["concurrency"].nunique() >= 6
+    smooth = enough and (cloud is not None or scenario.cost.fit != "staircase")
+    lines = "fitted through them" if smooth else "joining their means" + (" (thin dashed: fitted)" if enough else "")
     published = (
         f" Dotted: the paper's Fig. 8, {args.published} (published, hardware not named)." if args.published else ""
     )
@@ -127,6 +139,9 @@ def draw(
     xlabel = "concurrent users" if cloud is None else "requests in decode"
     load_axes(axes[0, 0], data, arms, "throughput_tok_s_gpu", xlabel=xlabel, fit=smooth)
     load_axes(axes[1, 0], data, arms, "verification_budget", xlabel=xlabel, fit=smooth)
+    if enough and not smooth:
+        for ax, column in ((axes[0, 0], "throughput_tok_s_gpu"), (axes[1, 0], "verification_budget")):
+            _add_fits(ax, table, arms, column)
     if args.published:
         overlay_published(axes[1, 0], "budget", args.published)
         if args.scale is not None:
@@ -134,6 +149,15 @@ def draw(
     for ax in axes[:, 0]:
         legend(ax)
     save_figure(fig, out, "load_adaptive")
+
+
+def _add_fits(ax: Axes, table: pd.DataFrame, arms: Sequence[str], column: str) -> None:
+    """The fitted line beside the joined means: what a smooth reading of the same runs would be."""
+    styles = arm_styles(arms)
+    for arm in arms:
+        rows = table[table["arm"] == arm]
+        x, y = load_fit(rows["concurrency"].to_numpy(dtype=float), rows[column].to_numpy(dtype=float))
+        ax.plot(x, y, color=styles[arm].color, linewidth=0.9, linestyle=(0, (5, 3)), alpha=0.7, zorder=2.5)
 
 
 if __name__ == "__main__":
