@@ -200,7 +200,8 @@ class Replica:
             lengths = self.policy.plan(view)
         except InputError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            # A policy that exits would otherwise end the whole run, and successfully.
             raise InputError(
                 f"policy {policy_name(self.policy)} raised {type(error).__name__}: {error}", field="plan(view)"
             ) from error

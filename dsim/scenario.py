@@ -261,19 +261,28 @@ def _replica_config(section: ClusterSection) -> ReplicaConfig:
     )
 
 
+def _default_stagger_s(trace: Trace, cost: StepCost) -> float:
+    """About the time of one request alone at four tokens a step.
+
+    Long enough to part the users, short enough that all have started when the first is through its warm-up.
+    """
+    context = float(cost.contexts[0]) if cost.depends_on_context else None
+    return float(trace.output_tokens.mean()) * float(cost.verify_table(1, 1, context)[1]) / 4e3
+
+
 def _load(scenario: Scenario, point: Point, trace: Trace, cost: StepCost) -> ClosedLoop | OpenLoop:
     load, rows = scenario.load, len(trace)
-    # About the time of one request alone at four tokens a step: long enough to part the users, short enough that all
-    # have started when the first of them is through its warm-up.
-    stagger = float(trace.output_tokens.mean()) * float(cost.verify_table(1, 1)[1]) / 4e3
     steady = scenario.measure.mode == "steady"
     if (point.users is None) == (point.rate_scale is None):
         raise InputError(field="point", value=point, expected="either users or a rate scale")
     if point.users is not None:
+        stagger = 0.0
+        if steady:
+            stagger = _default_stagger_s(trace, cost) if load.stagger_s is None else load.stagger_s
         return ClosedLoop(
             users=point.users,
             think_s=load.think_s,
-            stagger_s=0.0 if not steady else stagger if load.stagger_s is None else load.stagger_s,
+            stagger_s=stagger,
             warmup_per_user=load.warmup_per_user or MIN_WARMUP,
             scored=scenario.scored(point.users),
             steady=steady,

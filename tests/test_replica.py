@@ -234,6 +234,16 @@ def test_a_policy_that_raises_is_named():
         ).run()
 
 
+def test_a_policy_that_exits_is_an_error_not_a_success():
+    def exits(view):
+        raise SystemExit(0)
+
+    with pytest.raises(InputError, match="raised SystemExit"):
+        cluster(
+            fixed_arrivals([0.0], 1, 3), drafts=ScriptedDrafts([[0, 0, 0]], gamma=3), policy=ScriptedPolicy(exits)
+        ).run()
+
+
 def test_views_are_read_only_and_carry_what_they_say():
     seen = []
 

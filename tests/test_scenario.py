@@ -178,6 +178,26 @@ def test_a_profile_that_includes_its_drafter_prices_no_other():
         simulate(scenario, Point("mtp5", 0, users=2))
 
 
+@pytest.mark.parametrize("prefill", ["disaggregated", "colocated"])
+def test_a_profile_with_several_contexts_serves(tmp_path, prefill):
+    """Steps are dearer at the longer context, and a batch's mean context decides."""
+    rows = ["kind,tokens,requests,context_tokens,ms,repeat"]
+    for context, factor in ((1, 1.0), (32768, 3.0)):
+        rows += [f"verify,{tokens},,{context},{factor * (5 + 0.01 * tokens)},0" for tokens in (1, 64, 4096, 16384)]
+    rows += [f"draft,,{requests},,{0.5 + 0.01 * requests},0" for requests in (1, 64)]
+    (tmp_path / "two.csv").write_text("\n".join(rows) + "\n")
+    (tmp_path / "two.toml").write_text(
+        'name = "two"\nhardware = "x"\ngpus = 1\nmodel = "x"\nengine = "x"\nkind = "measured"\n'
+        'captured_sizes = []\ncapture_limit = 0\nsource = "test"\nlicense = "test"\n'
+    )
+    overrides = {"cost.profile": str(tmp_path / "two.csv"), "cluster.prefill": prefill}
+    point = Point("dspark", 0, users=4)
+    short = simulate(load_scenario("decode-node", SMALL | overrides), point).row
+    assert short["extrapolated"] is False
+    # Contexts of a thousand tokens or so lie near the short end: between 1 and 1.3 times its price.
+    assert 5.0 < short["mean_step_ms"] < 8.5
+
+
 def test_a_prompt_beyond_the_profile_is_found_before_the_work():
     scenario = load_scenario("decode-node", {"workload.trace": "mooncake-conversation"})
     with pytest.raises(InputError, match=r"a prompt of \d+ tokens.* prices prompts up to 16384"):

@@ -1,8 +1,8 @@
 """Speed of the whole: a real trace end to end, an engine step at several batch sizes, growth with simulated time.
 
 Run by `make bench`. Warm process; imports excluded; trace parsing, the cost model's look-ups and the report (all
-metrics) included. Each test asserts its bound from the project's targets. The bounds are for a machine on which adding
-1 to three integers takes NumPy 0.8 us; on a slower one (or in a slow hour of a shared one) they grow in proportion.
+metrics) included. Each test asserts its bound from the project's targets. They are absolute: on a slow
+machine (or in a slow hour of a shared one) they fail, and `slowness` beside the figures says how slow it was.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def test_conv1000(benchmark, conv1000):
     steps = len(result.records.steps["end_ns"])
     best = benchmark.stats.stats.min
     benchmark.extra_info |= {"steps": steps, "us_per_step": best / steps * 1e6, "slowness": machine}
-    assert best <= 1.0 * machine
+    assert best <= 1.0
 
 
 def one_replica(users: int, requests: int, policy: str, output: int = 800):
@@ -112,7 +112,7 @@ def test_engine_step(benchmark, users):
     per_step = benchmark.stats.stats.min / steps * 1e6
     benchmark.extra_info |= {"steps": steps, "us_per_step": per_step}
     if users == 256:
-        assert per_step <= 200 * slowness()
+        assert per_step <= 200
 
 
 class _Clocked(StepLog):
