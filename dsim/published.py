@@ -14,6 +14,9 @@ from dsim.errors import InputError
 _FOLDERS = {
     "paper": (
         "paper_fig2",
+        "paper_fig3",
+        "paper_fig4",
+        "paper_fig4_latency",
         "paper_fig5",
         "paper_fig6",
         "paper_fig6_ece_auc",
@@ -22,6 +25,7 @@ _FOLDERS = {
         "paper_fig7_lines",
         "paper_fig8_budget",
         "paper_fig8_throughput",
+        "paper_table1",
     ),
     "acceptance": ("accept_golden_al_inferencex", "accept_per_position"),
 }

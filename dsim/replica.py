@@ -77,6 +77,9 @@ class Replica:
         self.on_finish, self.on_preempt = on_finish, on_preempt
         self.slo_tpot_ms = slo_tpot_ms
         self.gamma = 0 if drafts is None else drafts.gamma
+        # Optional method of a draft source: what became of the drafts.
+        self._observe: Callable[[IntArray, IntArray, IntArray, IntArray], None] | None
+        self._observe = getattr(drafts, "observe", None)
         self.waiting: deque[int] = deque()
         self.prefilling: list[_Prompt] = []
         self.outstanding_tokens = 0  # prompt and output tokens not yet processed, for the router
@@ -260,6 +263,9 @@ class Replica:
                 self._progress += 1
             else:
                 gained = np.minimum(accepted, lengths)
+                if self._observe is not None:
+                    # Copies: the source may keep them, and the state moves on.
+                    self._observe(self._ids.copy(), self._positions.copy(), lengths.copy(), gained.copy())
                 hits = sum(gained.tolist()) if running <= _FEW else int(gained.dot(self._ones))
                 gained += 1
                 committed += hits

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dsim.cluster import run_cluster
 from dsim.cost import StepCost, fit
-from dsim.drafts import Bank, BankDrafts, Tilt, preset_spec, read_bank, synthetic_bank
+from dsim.drafts import (
+    Bank,
+    BankDrafts,
+    DomainTilt,
+    DraftSource,
+    OnlineCalibration,
+    OnlineSts,
+    Tilt,
+    load_bank,
+    preset_spec,
+    published_curve,
+    read_curve,
+    read_temperatures,
+    recalibrated,
+    synthetic_bank,
+    tilt,
+)
 from dsim.errors import InputError
 from dsim.metrics import Slo, summarize
 from dsim.options import HostCost, ReplicaConfig
@@ -20,10 +38,13 @@ from dsim.prices import DraftCost
 from dsim.profile import load_profile
 from dsim.schema import (
     MIN_WARMUP,
+    SHAPE,
+    SHIPPED_BANKS,
     ArmSection,
     ClusterSection,
     DrafterSection,
     DraftsSection,
+    LiveSection,
     Scenario,
     SyntheticSection,
     WorkloadSection,
@@ -102,23 +123,65 @@ def trace_of(scenario: Scenario) -> Trace:
     return _trace(scenario.workload)
 
 
+#: Preset of scenarios that name none.
+DEFAULT_PRESET = "dsv4"
+
+
 @lru_cache(maxsize=16)
 def _bank(drafter: str, bank: str | None, section: DraftsSection) -> Bank:
     if bank is not None:
-        return read_bank(bank)
-    shape = {
-        name: float(getattr(section, name))
-        for name in ("spread", "request_share", "text_share", "autocorrelation")
-        if getattr(section, name) is not None
-    }
-    return synthetic_bank(preset_spec(section.preset, drafter, auc=section.auc, ece=section.ece, **shape))
+        return load_bank(bank)
+    if section.source != "synthetic":
+        return load_bank(SHIPPED_BANKS[drafter])
+    shape = {name: float(getattr(section, name)) for name in SHAPE[2:] if getattr(section, name) is not None}
+    preset = section.preset or DEFAULT_PRESET
+    return synthetic_bank(preset_spec(preset, drafter, auc=section.auc, ece=section.ece, **shape))
+
+
+@lru_cache(maxsize=16)
+def _calibrated(bank: Bank, drafter: str, calibration: str) -> Bank:
+    plain = (1.0,) * bank.header.gamma
+    chosen = plain if calibration == "none" else read_temperatures(calibration, bank.header.gamma)
+    if chosen == bank.header.temperatures:
+        raise InputError(
+            "changes nothing: the bank has these temperatures already",
+            field=f"drafters.{drafter}.calibration",
+            value=calibration,
+            expected="'bank'",
+        )
+    return recalibrated(bank, chosen)
 
 
 def bank_of(scenario: Scenario, drafter: str) -> Bank:
-    """The bank of one of the scenario's drafters."""
+    """The bank of one of the scenario's drafters, with the temperatures that the scenario wants."""
     # What does not shape a bank is left out: it could not be hashed, and would only split the cache.
-    section = scenario.drafts.model_copy(update={"domains": None, "tilt": None})
-    return _bank(drafter, scenario.drafters[drafter].bank, section)
+    section = scenario.drafts.model_copy(update={"domains": None, "tilt": None, "gamma": 0})
+    wanted = scenario.drafters[drafter]
+    bank = _bank(drafter, wanted.bank, section)
+    return bank if wanted.calibration in ("bank", "online") else _calibrated(bank, drafter, wanted.calibration)
+
+
+@lru_cache(maxsize=16)
+def _level(
+    bank: Bank, drafter: str, preset: str, to: str | tuple[tuple[str, tuple[float, ...]], ...] | None
+) -> DomainTilt:
+    if isinstance(to, tuple):
+        return tilt(bank, to=dict(to), name="scenario")
+    if to is not None and to.endswith(".json"):
+        return tilt(bank, to=read_curve(to), name=Path(to).name)
+    curve = published_curve(to or preset, drafter)
+    # A published curve may know more domains than the bank.
+    known = {domain: values for domain, values in curve.items() if domain in bank.header.domains}
+    return tilt(bank, to=known or curve, name=to or preset)
+
+
+def level_of(scenario: Scenario, drafter: str, bank: Bank) -> DomainTilt | None:
+    """The tilt that gives a drafter's bank its published level; None where drafts are not tilted."""
+    if scenario.drafts.source != "tilted":
+        return None
+    to = scenario.drafters[drafter].tilt_to
+    key = tuple(sorted(to.items())) if isinstance(to, dict) else to
+    return _level(bank, drafter, scenario.drafts.preset or DEFAULT_PRESET, key)
 
 
 def cost_of(scenario: Scenario) -> StepCost:
@@ -216,20 +279,58 @@ def _policy(scenario: Scenario, arm: ArmSection) -> Policy:
     return policy
 
 
-def _drafts(scenario: Scenario, arm: ArmSection, seed: int) -> BankDrafts | None:
+def _drafts(scenario: Scenario, arm: ArmSection, seed: int, requests: int = 1) -> DraftSource | None:
+    """The arm's draft source; `requests`: most that can be in decode at once."""
     gamma = scenario.gamma(arm)
     if gamma == 0:
         return None
-    tilt = scenario.drafts.tilt
-    return BankDrafts(
-        bank_of(scenario, arm.drafter),
-        gamma=gamma,
-        seed=seed,
-        tilt=None if tilt is None else Tilt(tilt.alpha, tilt.confidence),
-    )
+    calibration = scenario.drafters[arm.drafter].calibration
+    if scenario.drafts.source == "live":
+        live = _live(scenario, arm, gamma, seed, requests)
+        return OnlineCalibration(live, OnlineSts((1.0,) * gamma)) if calibration == "online" else live
+    bank = bank_of(scenario, arm.drafter)
+    section, level = scenario.drafts.tilt, level_of(scenario, arm.drafter, bank)
+    shift = None if section is None else Tilt(section.alpha, section.confidence)
+    if level is not None and shift is not None:
+        level = replace(level, then=shift)
+    drafts = BankDrafts(bank, gamma=gamma, seed=seed, tilt=level or shift)
+    if calibration == "online":
+        # The map is learned anew in every run.
+        return OnlineCalibration(drafts, OnlineSts((1.0,) * gamma))
+    if calibration != "bank":
+        drafts.label += ":uncalibrated" if calibration == "none" else ":recalibrated"
+    return drafts
 
 
-def _domain_weights(scenario: Scenario, drafts: BankDrafts | None) -> dict[str, float]:
+def _live(scenario: Scenario, arm: ArmSection, gamma: int, seed: int, requests: int) -> DraftSource:
+    """Drafter and target themselves. The simulator runs without their libraries: they are imported here, if at all."""
+    models, drafter = scenario.drafts.live or LiveSection(), scenario.drafters[arm.drafter]
+    shipped = None if models.target == "tiny" else SHIPPED_BANKS.get(arm.drafter)
+    try:
+        drafts: DraftSource = importlib.import_module("dsim.drafter.live").open_live(
+            target=models.target,
+            device=models.device,
+            drafter=arm.drafter,
+            weights=drafter.weights or shipped,
+            gamma=gamma,
+            seed=seed,
+            temperature=models.temperature,
+            calibration="bank" if drafter.calibration == "online" else drafter.calibration,
+            max_rows=requests,
+        )
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name in ("", "dsim"):
+            raise
+        raise InputError(
+            f"live drafting needs '{name}', which is not installed: pip install 'dspark-sim[drafter]'",
+            field="drafts.source",
+            value="live",
+        ) from error
+    return drafts
+
+
+def _domain_weights(scenario: Scenario, drafts: DraftSource | None) -> dict[str, float]:
     """Weights by domain; without a drafter the domains make no difference."""
     wanted = scenario.drafts.domains
     if drafts is None:
@@ -349,7 +450,8 @@ def simulate(scenario: Scenario, point: Point, *, cost: StepCost | None = None) 
     arm = scenario.arm(point.arm)
     seeds = _spawn(point.seed)
     cost = cost_of(scenario) if cost is None else cost
-    drafts = _drafts(scenario, arm, seeds.trajectory)
+    room = scenario.cluster.replicas * scenario.cluster.max_seqs
+    drafts = _drafts(scenario, arm, seeds.trajectory, min(room, point.users or room))
     trace = trace_of(scenario)
     open_loop = point.rate_scale is not None
     if point.rate_scale is not None:

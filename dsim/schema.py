@@ -11,10 +11,11 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator, model_validator
 
+from dsim.drafts.tilt import check_curve
 from dsim.errors import InputError
 
 Positive = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
@@ -95,10 +96,35 @@ class TiltSection(_Section):
     confidence: Annotated[tuple[Finite, ...], Field(min_length=1)] = (0.0,)
 
 
-class DraftsSection(_Section):
-    """Where drafts come from. `auc`, `ece`, `spread` ... shape synthetic confidences (None: the preset's)."""
+Source = Literal["recorded", "tilted", "synthetic", "live"]
+SOURCES: tuple[str, ...] = get_args(Source)
 
-    preset: str = "dsv4"
+
+class LiveSection(_Section):
+    """Models of live drafting (`dsim.drafter.live`). `temperature` of target and drafter (None: the drafter's own)."""
+
+    target: str = "smollm2"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    temperature: Positive | None = None
+
+    @field_validator("target")
+    @classmethod
+    def _known_target(cls, given: str) -> str:
+        if given not in ("smollm2", "tiny") and not re.match(r"hf:.", given):
+            raise ValueError(f"got '{given}', expected smollm2, tiny or hf:PATH")
+        return given
+
+
+class DraftsSection(_Section):
+    """Where drafts come from. `auc`, `ece`, `spread` ... shape synthetic confidences (None: the preset's).
+
+    `source` says what becomes of a drafter: ``recorded`` replays its bank, ``tilted`` replays it at the level of the
+    preset's curves, ``synthetic`` generates one from the preset if the drafter names none, ``live`` runs drafter and
+    target themselves.
+    """
+
+    source: Source = "synthetic"
+    preset: str | None = None
     gamma: Annotated[int, Field(ge=0, le=64)] = 5
     domains: dict[str, NotNegative] | None = None
     auc: tuple[Annotated[float, Field(ge=0.5, le=1)], ...] | None = None
@@ -108,18 +134,65 @@ class DraftsSection(_Section):
     text_share: Annotated[float, Field(ge=0, le=1)] | None = None
     autocorrelation: Annotated[float, Field(ge=0, lt=1)] | None = None
     tilt: TiltSection | None = None
+    live: LiveSection | None = None
+
+    @model_validator(mode="after")
+    def _no_idle_option(self) -> DraftsSection:
+        if self.source in ("recorded", "live") and self.preset is not None:
+            raise ValueError(f"'preset' is not used by source = '{self.source}'")
+        if self.source == "live" and self.tilt is not None:
+            raise ValueError("'tilt' is not used by source = 'live'")
+        if self.source != "live" and self.live is not None:
+            raise ValueError(f"'live' is not used by source = '{self.source}'")
+        for name in SHAPE if self.source != "synthetic" else ():
+            if getattr(self, name) is not None:
+                raise ValueError(f"'{name}' shapes synthetic drafts; it is not used by source = '{self.source}'")
+        return self
+
+
+#: Keys of `DraftsSection` that shape generated drafts.
+SHAPE = ("auc", "ece", "spread", "request_share", "text_share", "autocorrelation")
 
 
 class DrafterSection(_Section):
-    """One drafter: its bank (None: the preset's) and what a draft costs in passes of the profiled drafter.
+    """One drafter: its drafts, and what one costs in passes of the profiled drafter.
 
-    `cost_note` says where the cost comes from (None: measured for one whole pass a block, assumed otherwise).
+    `bank` is a shipped name or a path (None: the one in `SHIPPED_BANKS`, or a generated one where drafts are
+    synthetic), `tilt_to` its own curve where drafts are tilted (None: the preset's), `weights` the drafter itself where
+    drafts are live (None: that of the shipped bank; an untrained one for the tiny target). `cost_note` says where the
+    cost comes from (None: measured for one whole pass a block, assumed otherwise).
     """
 
     bank: str | None = None
+    weights: str | None = None
+    tilt_to: str | dict[str, tuple[float, ...]] | None = None
+    calibration: str = "bank"
     passes: Literal["block", "token"] = "block"
     cost_scale: Annotated[float, Field(gt=0, le=1e4)] = 1.0
     cost_note: Annotated[str, Field(pattern=r"^[^;,:\s]+$")] | None = None
+
+    @field_validator("tilt_to", mode="before")
+    @classmethod
+    def _a_curve(cls, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            try:
+                return check_curve(given)
+            except InputError as error:
+                raise ValueError(str(error)) from None
+        if given is not None and not isinstance(given, str):
+            raise ValueError(f"got {given!r}, expected PRESET, PRESET:DRAFTER, a .json file, or a curve by domain")
+        return given
+
+    @field_validator("calibration")
+    @classmethod
+    def _known_calibration(cls, given: str) -> str:
+        if given not in CALIBRATIONS and not given.endswith(".json"):
+            raise ValueError(f"got '{given}', expected one of {', '.join(CALIBRATIONS)}, or a .json file")
+        return given
+
+
+#: What can be done to a drafter's confidences, beside the temperatures of a file.
+CALIBRATIONS = ("bank", "none", "online")
 
 
 class SyntheticSection(_Section):
@@ -243,6 +316,14 @@ DEFAULT_DRAFTERS = {
     "eagle3": DrafterSection(passes="token", cost_scale=1 / 3),
 }
 
+#: Recorded banks of drafters that name none: gamma 7, mtp gamma 5. Their drafters' weights have the same names.
+SHIPPED_BANKS = {
+    "dspark": "smollm2-dspark",
+    "dflash": "smollm2-dflash",
+    "mtp": "smollm2-mtp5",
+    "eagle3": "smollm2-eagle3",
+}
+
 
 class Scenario(_Section):
     """A whole study: one engine and workload, several arms and loads. See `docs/scenarios.md`."""
@@ -280,12 +361,23 @@ class Scenario(_Section):
             for name in ("stagger_s", "warmup_per_user", "edge_fraction"):
                 if getattr(load, name) is not None:
                     raise ValueError(f"'load.{name}' is not used by measure.mode = 'whole-run'")
-        used = {arm.drafter for arm in self.arms if self.gamma(arm)}
-        shape = ("auc", "ece", "spread", "request_share", "text_share", "autocorrelation")
-        given = [name for name in shape if getattr(self.drafts, name) is not None]
+        self._check_drafters({arm.drafter for arm in self.arms if self.gamma(arm)})
+        return self
+
+    def _check_drafters(self, used: set[str]) -> None:
+        source = self.drafts.source
+        for name, drafter in self.drafters.items():
+            if drafter.tilt_to is not None and source != "tilted":
+                raise ValueError(f"'drafters.{name}.tilt_to' is not used by drafts.source = '{source}'")
+            for key, idle in (("bank", source == "live"), ("weights", source != "live")):
+                if getattr(drafter, key) is not None and idle:
+                    raise ValueError(f"'drafters.{name}.{key}' is not used by drafts.source = '{source}'")
+            key = "weights" if source == "live" else "bank"
+            if name in used and source != "synthetic" and getattr(drafter, key) is None and name not in SHIPPED_BANKS:
+                raise ValueError(f"drafter '{name}' has no {key}: 'drafters.{name}.{key}' is missing for '{source}'")
+        given = [name for name in SHAPE if getattr(self.drafts, name) is not None]
         if given and all(self.drafters[name].bank is not None for name in used):
             raise ValueError(f"'drafts.{given[0]}' shapes synthetic drafts; every drafter has a bank")
-        return self
 
     @field_validator("drafters", mode="before")
     @classmethod
@@ -497,7 +589,7 @@ def _override(raw: dict[str, Any], key: str, value: Any) -> None:
 
 
 def resolve_files(scenario: Scenario, folder: Path) -> Scenario:
-    """Make the paths of banks, traces, profiles and policy files absolute (relative to the scenario's folder)."""
+    """Make the paths of banks, drafters, traces, profiles and policies absolute (relative to the scenario's folder)."""
 
     def absolute(text: str) -> str:
         name, _, rest = text.partition(":")
@@ -511,8 +603,17 @@ def resolve_files(scenario: Scenario, folder: Path) -> Scenario:
     if raw["workload"]["trace"] is not None:
         raw["workload"]["trace"] = absolute(raw["workload"]["trace"])
     for drafter in raw["drafters"].values():
-        if drafter["bank"] is not None:
-            drafter["bank"] = absolute(drafter["bank"])
+        # Anything else is the name of something that comes with dsim.
+        files = (("bank", ".npz"), ("weights", ".safetensors"), ("tilt_to", ".json"), ("calibration", ".json"))
+        for key, ending in files:
+            if isinstance(drafter[key], str) and drafter[key].endswith(ending):
+                drafter[key] = absolute(drafter[key])
+    live = raw["drafts"]["live"]
+    if live is not None and live["target"].startswith("hf:"):
+        for base in (folder, Path()):
+            if (base / live["target"][3:]).is_dir():
+                live["target"] = f"hf:{(base / live['target'][3:]).resolve()}"
+                break
     for arm in raw["arms"]:
         if ".py:" in arm["policy"]:
             arm["policy"] = absolute(arm["policy"])

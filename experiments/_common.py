@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import platform
 import shutil
@@ -23,10 +24,12 @@ import tomli_w
 from dsim.errors import InputError
 from dsim.metrics import windows
 from dsim.scenario import Result, trace_of
-from dsim.schema import HostSection, Scenario, load_scenario, parse_override, scenario_path
+from dsim.schema import SOURCES, HostSection, Scenario, load_scenario, parse_override, scenario_path
 from dsim.sweep import Sweep
 
 DEFAULT_SCENARIO = "decode-node"
+#: What ``--drafts live`` runs unless ``--scenario`` says otherwise: small, because the models run for every step.
+LIVE_SCENARIO = "live-node"
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -53,22 +56,32 @@ def parser(
     Returns
     -------
     ArgumentParser
-        Parsed options: ``scenario`` (Path), ``seeds`` and ``jobs`` (int >= 1), ``out`` (Path), ``quick``
-        (bool), ``overrides`` (dict of dotted scenario key to value, from ``--set``).
+        Parsed options: ``scenario`` (Path), ``seeds`` and ``jobs`` (int >= 1), ``out`` (Path), ``drafts`` (a source or
+        None), ``quick`` (bool), ``overrides`` (dict of dotted scenario key to value, from ``--set``).
     """
     made = OneLineParser(description=description)
     made.add_argument(
         "--scenario",
         metavar="FILE",
         type=_argument(scenario_path),
+        action=_Given,
         default=scenario,
-        help="scenario file (TOML), or the name of a shipped one (default: %(default)s)",
+        help=f"scenario file (TOML), or the name of a shipped one (default: %(default)s; with --drafts live: "
+        f"{LIVE_SCENARIO})",
     )
     made.add_argument("--seeds", metavar="N", type=positive_int, help=f"replications (default: {default_seeds})")
     cores = joblib.cpu_count()
-    made.add_argument("--jobs", metavar="N", type=positive_int, default=cores, help=f"processes (default: {cores})")
+    made.add_argument(
+        "--jobs", metavar="N", type=positive_int, default=cores, help=f"processes (default: {cores}); live: threads"
+    )
     made.add_argument(
         "--out", metavar="DIR", type=Path, default=Path(out), help="folder for the results (default: %(default)s)"
+    )
+    made.add_argument(
+        "--drafts",
+        choices=SOURCES,
+        help="drafts as recorded, recorded and tilted to published levels, synthetic, or live: drafter and target run "
+        "(default: the scenario's)",
     )
     made.add_argument("--quick", action="store_true", help="a smaller grid, to see whether it works")
     made.add_argument(
@@ -103,6 +116,20 @@ def _argument(convert: Callable[[str], Any]) -> Callable[[str], Any]:
     return converted
 
 
+class _Given(argparse.Action):
+    """Stores the value, and in ``NAME_given`` that somebody gave it."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, values)
+        setattr(namespace, f"{self.dest}_given", True)
+
+
 class _Overrides(argparse.Action):
     """``--set a.b=3`` collected as {"a.b": 3}."""
 
@@ -124,11 +151,14 @@ class _Overrides(argparse.Action):
 
 
 def scenario_of(options: argparse.Namespace, seeds: int | None = None) -> Scenario:
-    """The scenario that the options of `parser` describe: file, ``--set``, ``--seeds`` and ``--quick``.
+    """The scenario that the options of `parser` describe: file, ``--set``, ``--seeds``, ``--drafts`` and ``--quick``.
 
     `seeds` is the script's own number of replications, where neither ``--seeds`` nor ``--set`` gives one.
 
     ``--quick`` keeps at most four of the loads (first and last among them), two seeds and a few requests.
+
+    Live drafts run in this process, where the models are loaded once: ``options.jobs`` becomes 1, and PyTorch gets the
+    threads.
     """
     overrides = dict(options.overrides)
     if options.seeds is not None:
@@ -137,7 +167,18 @@ def scenario_of(options: argparse.Namespace, seeds: int | None = None) -> Scenar
         overrides["measure.seeds"] = options.seeds
     elif seeds is not None:
         overrides.setdefault("measure.seeds", seeds)
-    scenario = load_scenario(options.scenario, overrides)
+    if options.drafts is not None:
+        if "drafts.source" in overrides:
+            raise InputError("is given twice", field="--drafts", value=options.drafts, expected="--drafts or --set")
+        overrides["drafts.source"] = options.drafts
+    file = options.scenario
+    if options.drafts == "live" and not getattr(options, "scenario_given", False):
+        file = scenario_path(LIVE_SCENARIO)
+    scenario = load_scenario(file, overrides)
+    if scenario.drafts.source == "live":
+        with suppress(ImportError):  # which the run will report
+            importlib.import_module("torch").set_num_threads(options.jobs)
+        options.jobs = 1
     if not options.quick:
         return scenario
     load = scenario.load
@@ -172,11 +213,14 @@ def sources_note(scenario: Scenario, table: pd.DataFrame) -> str:
     base = costs.str.split(";").str[0].iloc[0]
     extra = sorted({part for cost in costs for part in cost.split(";")[1:]})
     drafts = sorted(set(table["drafts_source"]) - {"none"})
+    tilted, live = (any(source.startswith(kind) for source in drafts) for kind in ("tilted:", "live:"))
     host = scenario.cluster.host
     silent = host.base_ms == 0 and host.per_request_ms == 0
     parts = [
         f"Step times {base}{' (' + ', '.join(extra) + ')' if extra else ''}.",
         f"Drafts {', '.join(drafts)}." if drafts else "",
+        "Tilted: luck and confidences of the bank, moved to the named curve's level." if tilted else "",
+        "Live: drafts and acceptance of these models; step times are the profile's." if live else "",
         f"Requests {table['trace_source'].iloc[0]}; results are conditional on this trace.",
         "Prompts are prefilled elsewhere at the profile's times, without a queue (assumed)."
         if scenario.cluster.prefill == "disaggregated"

@@ -59,7 +59,9 @@ def options() -> argparse.ArgumentParser:
     cli = parser(__doc__, default_seeds="10", out="results/ab")
     cli.add_argument("--a", metavar="SPEC", required=True, help="the one to beat")
     cli.add_argument("--b", metavar="SPEC", required=True, help="the challenger")
-    cli.add_argument("--users", metavar="N", type=positive_int, default=64, help="concurrent users (default: 64)")
+    cli.add_argument(
+        "--users", metavar="N", type=positive_int, help="concurrent users (default: 64; live: the scenario's most)"
+    )
     cli.add_argument(
         "--primary", metavar="METRIC", choices=METRICS, default=METRICS[0], help="primary metric (default: %(default)s)"
     )
@@ -81,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run both arms, print the table and the verdict, write the files."""
     args = options().parse_args(argv)
     scenario = scenario_of(args, seeds=10)
+    if args.users is None:
+        args.users = max(scenario.load.users) if scenario.drafts.source == "live" else 64
     a, b = arm_of(scenario, args.a), arm_of(scenario, args.b)
     gammas = [scenario.drafts.gamma if arm["gamma"] is None else arm["gamma"] for arm in (a, b)]
     same = (a["policy"], a["drafter"], gammas[0]) == (b["policy"], b["drafter"], gammas[1])
@@ -134,7 +138,9 @@ def report(result: pd.DataFrame, scenario: Scenario, args: argparse.Namespace, s
     targets = [f"{name} <= {ms:g} ms" for name, ms in (("TTFT", slo.ttft_ms), ("TPOT", slo.tpot_ms)) if ms is not None]
     print(f"goodput: requests a second with {' and '.join(targets)}" if targets else "goodput: no SLO in the scenario")
     if not result.attrs["paired"]:
-        print("not paired: the two arms did not see the same drafts and luck; intervals are wider for it")
+        print(
+            "not paired: the two arms saw the same requests, not the same drafts and luck; intervals are wider for it"
+        )
     if same:
         print("A/A check: both are the same arm; B runs on other seeds")
     shown = result[["metric"]].copy()
@@ -146,6 +152,13 @@ def report(result: pd.DataFrame, scenario: Scenario, args: argparse.Namespace, s
     shown["p (Holm)"] = result["p_adjusted"]
     shown["outcome"] = result["outcome"]
     print_table(shown)
+
+
+def _units(result: pd.DataFrame, same: bool) -> str:
+    """What one difference is made of."""
+    if same:
+        return "replications (A/A: B runs on other seeds)"
+    return "paired seeds" if result.attrs["paired"] else "seeds (the same requests, drafts and luck not paired)"
 
 
 def draw(
@@ -165,7 +178,7 @@ def draw(
     caption(
         fig,
         f"{line}.\n{sources_note(scenario, table)} {args.users} users; bars: {int(100 * (1 - args.alpha))} % "
-        f"intervals over {'replications (A/A: B runs on other seeds)' if same else 'paired seeds'} (a range below 5). "
+        f"intervals over {_units(result, same)} (a range below 5). "
         "Filled: shown after Holm's correction, green better, red worse. Arrows: beyond the axis.",
     )
     ax = axes[0, 0]

@@ -100,9 +100,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.baseline is None:
         args.baseline = "mtp1" if "mtp1" in arms else arms[0]
     if args.out == Path(DEFAULT_OUT):
-        # Another scenario or kind of load is another study; its results lie beside the default one's.
+        # Another scenario, kind of load or source of drafts is another study; its results lie beside the default one's.
         other = "" if scenario.name == "decode-node" else f"-{re.sub(r'[^A-Za-z0-9._-]+', '-', scenario.name)}"
-        args.out = Path(f"{DEFAULT_OUT}{other}{'-open-loop' if args.open_loop else ''}")
+        drafts = "" if args.drafts is None else f"-{args.drafts}"
+        args.out = Path(f"{DEFAULT_OUT}{other}{'-open-loop' if args.open_loop else ''}{drafts}")
     if args.baseline not in arms:
         raise InputError(field="--baseline", value=args.baseline, expected=f"one of the arms: {', '.join(arms)}")
     load = "rate_scale" if args.open_loop else "concurrency"

@@ -7,14 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from banks import recorded_bank, write_shipped
 
-from dsim.drafts import preset_spec, synthetic_bank, write_bank
+from dsim import scenario as runs
+from dsim.drafts import preset_curves, preset_spec, synthetic_bank, write_bank, write_temperatures
 from dsim.errors import InputError
 from dsim.scenario import Point, check_scenario, simulate, trace_of
 from dsim.schema import load_scenario
 from dsim.workload import RequestStream
 
-SMALL = {"load.scored_min": 30, "load.scored_per_user": 2, "load.requests": 60}
+SMALL = {"load.scored_min": 30, "load.scored_per_user": 2, "load.requests": 60, "drafts.source": "synthetic"}
 
 
 @pytest.fixture(scope="module")
@@ -244,3 +246,155 @@ def test_a_recorded_bank_drops_in_without_other_changes(tmp_path):
 def test_a_point_is_either_closed_or_open(scenario):
     with pytest.raises(InputError, match="either users or a rate scale"):
         simulate(scenario, Point("none", 0))
+
+
+# -- recorded and tilted drafts --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """Small banks in the place of those that ship."""
+    write_shipped(tmp_path / "banks")
+    monkeypatch.setattr("dsim.drafts.bank._shipped_folder", lambda: tmp_path / "banks")
+    runs._bank.cache_clear()
+    yield
+    runs._bank.cache_clear()
+
+
+def drawn(source, **changes):
+    return load_scenario("decode-node", SMALL | {"drafts.source": source} | changes)
+
+
+@pytest.mark.parametrize("name", ["decode-node", "colocated"])
+@pytest.mark.parametrize(
+    ("source", "dspark", "mtp1"),
+    [
+        ("recorded", "recorded:tiny:dspark:first-5-of-7", "recorded:tiny:mtp:first-1-of-5"),
+        ("tilted", "tilted:dsv4:recorded:tiny:dspark:first-5-of-7", "tilted:dsv4:recorded:tiny:mtp:first-1-of-5"),
+        ("synthetic", "synthetic:dsv4:dspark", "synthetic:dsv4:mtp:first-1-of-5"),
+    ],
+)
+def test_shipped_scenarios_run_with_every_source(shipped, name, source, dspark, mtp1):
+    scenario = load_scenario(name, SMALL | {"drafts.source": source})
+    check_scenario(scenario)
+    for arm, label in (("dspark", dspark), ("mtp1", mtp1), ("none", "none")):
+        assert simulate(scenario, Point(arm, 0, users=2)).row["drafts_source"] == label
+
+
+def test_tilted_drafts_have_the_published_length_and_the_same_requests(shipped):
+    """One domain, texts read whole and from the start: tau of the curve within noise; synthetic drafts agree."""
+    overrides = {"drafts.domains": {"code": 1.0}, "load.scored_min": 150}
+    lengths = {
+        source: simulate(drawn(source, **overrides), Point("fixed5", 0, users=4)).row["accepted_length"]
+        for source in ("recorded", "tilted", "synthetic")
+    }
+    tau = 1 + np.cumprod(preset_curves("dsv4")["dspark"]["code"]).sum()
+    assert lengths["tilted"] == pytest.approx(tau, abs=0.12)
+    assert lengths["synthetic"] == pytest.approx(tau, abs=0.2)
+    assert abs(lengths["recorded"] - tau) > 0.4
+    one, two = (simulate(drawn(s), Point("mtp1", 1, users=4)).records.requests for s in ("recorded", "tilted"))
+    n = min(len(one["domain"]), len(two["domain"]))
+    for column in ("prompt_tokens", "output_tokens", "domain"):
+        np.testing.assert_array_equal(one[column][:n], two[column][:n])
+
+
+def test_tilted_runs_are_the_same_bytes_again(shipped):
+    point = Point("dspark", 3, users=8)
+    first = simulate(drawn("tilted"), point)
+    assert bytes_of(simulate(drawn("tilted"), point)) == bytes_of(first)
+    runs._bank.cache_clear()
+    assert bytes_of(simulate(drawn("tilted"), point)) == bytes_of(first)
+
+
+def test_the_level_may_come_from_elsewhere(shipped, tmp_path):
+    (tmp_path / "mine.json").write_text('{"code": [0.5, 0.5], "math": [0.5, 0.5], "chat": [0.5, 0.5]}')
+    table = {domain: [0.5, 0.25] for domain in ("code", "math", "chat")}
+    labels = {
+        "qwen3-4b": {"drafts.preset": "qwen3-4b"},
+        "qwen3-4b:dflash": {"drafters.dspark.tilt_to": "qwen3-4b:dflash"},
+        "mine.json": {"drafters.dspark.tilt_to": str(tmp_path / "mine.json"), "drafts.gamma": 2},
+        "scenario": {"drafters.dspark.tilt_to": table, "drafts.gamma": 2},
+    }
+    length = {}
+    for to, changes in labels.items():
+        scenario = drawn("tilted", **{"arms.3.policy": "fixed:k=2"}, **changes)
+        row = simulate(scenario, Point("fixed5", 0, users=4)).row
+        assert row["drafts_source"].startswith(f"tilted:{to}:recorded:tiny:dspark")
+        length[to] = row["accepted_length"]
+    assert length["mine.json"] == pytest.approx(1.75, abs=0.05)
+    assert length["scenario"] == pytest.approx(1.625, abs=0.05)
+    assert length["qwen3-4b"] > length["qwen3-4b:dflash"]
+
+
+def test_a_further_tilt_is_labelled_and_better(shipped):
+    better = drawn("tilted", **{"drafts.tilt": {"alpha": [1.0], "confidence": [1.0]}})
+    one, two = (simulate(s, Point("fixed5", 0, users=4)).row for s in (drawn("tilted"), better))
+    assert two["drafts_source"] == one["drafts_source"] + ":tilted"
+    assert two["accepted_length"] > one["accepted_length"] + 0.5
+
+
+def test_calibration_of_a_drafter(shipped, tmp_path):
+    """Temperatures of a file, none at all, or learned in the run: another confidence, the same luck."""
+    cooled = tuple(np.linspace(1.2, 2.0, 7))
+    write_bank(recorded_bank(7, temperatures=cooled), tmp_path / "cooled.npz")
+    write_temperatures(tmp_path / "t.json", (3.0,) * 7)
+    rows = {}
+    for name, calibration in (("", "bank"), (":uncalibrated", "none"), (":recalibrated", str(tmp_path / "t.json"))):
+        keys = {"drafters.dspark.bank": str(tmp_path / "cooled.npz"), "drafters.dspark.calibration": calibration}
+        rows[name] = simulate(drawn("tilted", **keys), Point("threshold", 0, users=4)).row
+        assert rows[name]["drafts_source"] == f"tilted:dsv4:recorded:tiny:dspark:first-5-of-7{name}"
+    online = drawn("tilted", **{"drafters.dspark.calibration": "online"})
+    row = simulate(online, Point("threshold", 0, users=4)).row
+    assert row["drafts_source"] == "tilted:dsv4:recorded:tiny:dspark:first-5-of-7:online-sts"
+    assert len({row["verification_budget"] for row in (*rows.values(), row)}) == 4
+    fixed = {c: drawn("recorded", **{"drafters.dspark.calibration": c}) for c in ("bank", "online")}
+    lengths = {simulate(s, Point("fixed5", 0, users=4)).row["accepted_length"] for s in fixed.values()}
+    assert len(lengths) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "overrides", "message"),
+    [
+        (
+            "recorded",
+            {"drafters.dspark.bank": "smollm3"},
+            r"unknown bank, got 'smollm3', expected one of smollm2-dspark",
+        ),
+        ("tilted", {"arms.3.drafter": "eagle3"}, r"unknown bank, got 'smollm2-eagle3', expected one of smollm2-d"),
+        ("tilted", {"drafters.dspark.bank": "nowhere.npz"}, "bank not found"),
+        ("tilted", {"drafts.preset": "gpt"}, r"got 'gpt', expected one of dsv4"),
+        ("tilted", {"drafts.preset": "dsv4-flash-0731"}, r"the curve 'dsv4-flash-0731' has no domain 'math'"),
+        ("tilted", {"drafters.dspark.tilt_to": "dsv4:eagle3"}, r"no acceptance curve of drafter 'eagle3'.*dsv4:mtp"),
+        ("tilted", {"drafters.dspark.tilt_to": "nowhere.json"}, "acceptance curve cannot be read"),
+        ("tilted", {"drafters.dspark.tilt_to": {"code": [0.5] * 5}}, r"the curve 'scenario' has no domain 'math'"),
+        (
+            "tilted",
+            {"drafters.dspark.tilt_to": {d: [0.5] * 5 for d in ("code", "math", "chat", "art")}},
+            r"the bank has no domain 'art'",
+        ),
+        ("tilted", {"drafts.gamma": 6}, r"the curve 'dsv4' ends at position 5.*got 6, expected 1 to 5"),
+        ("recorded", {"drafts.gamma": 8}, r"holds blocks of 7.*got 8"),
+        ("tilted", {"drafts.domains": {"poetry": 1.0}}, r"expected one of math, code, chat"),
+        ("tilted", {"drafts.tilt": {"alpha": [1.0, 2.0]}}, "tilt.alpha"),
+        ("recorded", {"drafters.dspark.calibration": "none"}, r"drafters.dspark.calibration.*changes nothing.*'bank'"),
+        ("synthetic", {"drafters.dspark.calibration": "none"}, r"changes nothing"),
+        ("recorded", {"drafters.dspark.calibration": "none.json"}, r"temperatures cannot be read"),
+    ],
+)
+def test_bad_sources_of_drafts_are_one_clear_error(shipped, source, overrides, message):
+    def attempt():
+        check_scenario(drawn(source, **overrides), ["fixed5"])
+
+    with pytest.raises(InputError, match=message):
+        attempt()
+
+
+def test_a_drafter_without_a_curve_of_its_own_may_borrow_one(shipped):
+    borrowed = {"arms.3.drafter": "own", "drafters.own": {"bank": "smollm2-dspark"}}
+    with pytest.raises(InputError, match=r"'dsv4' has no acceptance curve of drafter 'own'.*dsv4:dspark, dsv4:mtp"):
+        check_scenario(drawn("tilted", **borrowed), ["fixed5"])
+    borrowed["drafters.own"]["tilt_to"] = "dsv4:dspark"
+    one, two = drawn("tilted", **borrowed), drawn("tilted")
+    own, dspark = (simulate(s, Point("fixed5", 0, users=4)) for s in (one, two))
+    assert bytes_of(own) == bytes_of(dspark)
+    assert own.row["drafts_source"] == "tilted:dsv4:dspark:recorded:tiny:dspark:first-5-of-7"

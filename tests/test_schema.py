@@ -125,12 +125,66 @@ def test_idle_options_of_a_synthetic_workload_are_errors(tmp_path, synthetic, me
         ({"measure.mode": "whole-run", "load.stagger_s": 1.0}, "'load.stagger_s' is not used by"),
         ({"measure.mode": "whole-run", "load.warmup_per_user": 3}, "'load.warmup_per_user' is not used by"),
         ({"load.warmup_per_user": 2}, "discards at least 3"),
-        ({"drafts.auc": [0.8], "drafters.dspark.bank": "x.npz"}, "'drafts.auc' shapes synthetic drafts"),
+        (
+            {"drafts.source": "synthetic", "drafts.auc": [0.8], "drafters.dspark.bank": "x.npz"},
+            "'drafts.auc' shapes synthetic drafts; every drafter has a bank",
+        ),
+        ({"drafts.source": "tilted", "drafts.auc": [0.8]}, "'auc' shapes synthetic drafts; .* source = 'tilted'"),
+        ({"drafts.source": "recorded", "drafts.spread": 1.0}, "'spread' shapes synthetic .* source = 'recorded'"),
+        ({"drafts.source": "recorded", "drafts.preset": "dsv4"}, "'preset' is not used by source = 'recorded'"),
+        (
+            {"drafts.source": "synthetic", "drafters.dspark.tilt_to": "dsv4"},
+            "'drafters.dspark.tilt_to' is not used by drafts.source = 'synthetic'",
+        ),
+        (
+            {"drafts.source": "recorded", "drafters.mtp.tilt_to": "dsv4"},
+            "'drafters.mtp.tilt_to' is not used by drafts.source = 'recorded'",
+        ),
     ],
 )
 def test_options_that_would_change_nothing_are_errors(tmp_path, overrides, message):
     with pytest.raises(InputError, match=message):
         load_scenario(written(tmp_path, SMALL), overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"drafts.source": "guessed"}, r"field 'drafts.source': got 'guessed', expected 'recorded', 'tilted'"),
+        (
+            {"drafts.source": "tilted", "arms.1.drafter": "mine", "drafters.mine": {"tilt_to": "dsv4:mtp"}},
+            r"drafter 'mine' has no bank: 'drafters.mine.bank' is missing for 'tilted'",
+        ),
+        (
+            {"drafts.source": "recorded", "arms.1.drafter": "mine", "drafters.mine": {}},
+            r"drafter 'mine' has no bank: 'drafters.mine.bank' is missing for 'recorded'",
+        ),
+        (
+            {"drafters.dspark.calibration": "offline"},
+            r"drafters.dspark.calibration.*got 'offline', expected one of bank, none, online, or a .json file",
+        ),
+        (
+            {"drafts.source": "tilted", "drafters.mtp.tilt_to": {"code": [0.5, 1.0]}},
+            r"'drafters.mtp.tilt_to': field 'curve.code': got \(0.5, 1.0\), expected a list of numbers strictly",
+        ),
+        ({"drafts.source": "tilted", "drafters.mtp.tilt_to": {"code": []}}, r"curve.code': got \(\), expected a list"),
+        ({"drafts.source": "tilted", "drafters.mtp.tilt_to": {}}, "an acceptance curve for each domain"),
+        ({"drafts.source": "tilted", "drafters.mtp.tilt_to": 3}, r"'drafters.mtp.tilt_to': got 3, expected PRESET, "),
+    ],
+)
+def test_where_drafts_come_from_is_checked(tmp_path, overrides, message):
+    with pytest.raises(InputError, match=message):
+        load_scenario(written(tmp_path, SMALL), overrides)
+
+
+@pytest.mark.parametrize("source", ["recorded", "tilted", "synthetic"])
+def test_scenarios_survive_the_round_trip_with_every_source(tmp_path, source):
+    overrides = {"drafts.source": source, "drafters.mtp.calibration": "online"}
+    if source == "tilted":
+        overrides |= {"drafters.mtp.tilt_to": {"code": [0.5], "chat": [0.4]}, "drafters.dspark.tilt_to": "dsv4:mtp"}
+    scenario = load_scenario(written(tmp_path, SMALL), overrides)
+    assert scenario.drafts.source == source
+    assert parse_scenario(scenario.canonical()) == scenario
 
 
 def test_drafters_add_to_the_built_in_ones(tmp_path):
@@ -164,7 +218,15 @@ def test_override_text():
 def test_files_are_found_beside_the_scenario(tmp_path):
     (tmp_path / "mine.py").write_text("")
     text = SMALL.replace('"fixed:k=2"', '"mine.py:Mine:k=2"')
-    scenario = load_scenario(written(tmp_path, text))
+    for name in ("b.npz", "c.json", "t.json", "smollm2-dspark"):
+        (tmp_path / name).write_text("")
+    keys = {"bank": "b.npz", "tilt_to": "c.json", "calibration": "t.json"}
+    overrides = {"drafts.source": "tilted", "drafters.mine": keys, "drafters.mtp.bank": "smollm2-dspark"}
+    scenario = load_scenario(written(tmp_path, text), overrides)
+    assert scenario.drafters["mine"].model_dump(include=set(keys)) == {
+        key: str((tmp_path / name).resolve()) for key, name in keys.items()
+    }
+    assert scenario.drafters["mtp"].bank == "smollm2-dspark"  # a name, whatever lies there
     assert scenario.arm("two").policy == f"{(tmp_path / 'mine.py').resolve()}:Mine:k=2"
 
 

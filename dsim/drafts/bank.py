@@ -27,6 +27,8 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +81,9 @@ class BankHeader:
     version: int = VERSION
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Bank:
-    """An opened bank. Arrays may be memory maps; treat them as read-only.
+    """An opened bank. Arrays may be memory maps; treat them as read-only. Two banks are equal if they are the same.
 
     Attributes
     ----------
@@ -358,6 +360,36 @@ def _open_unpacked(folder: Path) -> Bank:
     if bank.confidence.shape != bank.confidence_bytes.shape or bank.confidence.dtype != np.float32:
         raise InputError(file=folder, field="confidence", value=bank.confidence.shape, expected="one a stored byte")
     return bank
+
+
+def shipped_banks() -> tuple[str, ...]:
+    """Names of the banks that come with dsim, in alphabetical order."""
+    folder = _shipped_folder()
+    items = folder.iterdir() if folder.is_dir() else ()
+    return tuple(sorted(item.name[:-4] for item in items if item.name.endswith(".npz")))
+
+
+def _shipped_folder() -> Traversable:
+    return resources.files("dsim") / "data" / "banks"
+
+
+def load_bank(name_or_path: str | Path) -> Bank:
+    """A shipped bank by its name, or any other by the path of its ``.npz`` file.
+
+    Raises
+    ------
+    InputError
+        Unknown name (the known ones are listed), or what `read_bank` raises.
+    """
+    text = str(name_or_path)
+    if isinstance(name_or_path, Path) or text.endswith(".npz") or "/" in text or os.sep in text:
+        return read_bank(name_or_path)
+    known = shipped_banks()
+    if text not in known:
+        expected = f"one of {', '.join(known) or '(none is shipped)'}, or the path of a bank's .npz file"
+        raise InputError("unknown bank", field="bank", value=text, expected=expected)
+    with resources.as_file(_shipped_folder() / f"{text}.npz") as path:
+        return read_bank(path)
 
 
 def read_bank(path: str | Path) -> Bank:

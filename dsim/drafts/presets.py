@@ -18,13 +18,16 @@ one dataset (Alpaca, Qwen3-4B) and assumed here for every drafter and domain.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 from scipy.special import expit, logit
 
 from dsim.drafts.synthetic import SyntheticSpec, by_position
+from dsim.drafts.tilt import check_curve
 from dsim.errors import InputError
 from dsim.published import published
 
@@ -50,6 +53,62 @@ def preset_curves(preset: str) -> dict[str, dict[str, tuple[float, ...]]]:
     if preset not in PRESETS:
         raise InputError(field="preset", value=preset, expected=f"one of {', '.join(PRESETS)}")
     return {"dsv4": _dsv4, "qwen3-4b": _qwen3_4b, "dsv4-flash-0731": _flash_0731}[preset]()
+
+
+def published_curve(name: str, drafter: str | None = None) -> dict[str, tuple[float, ...]]:
+    """Conditional acceptance by domain and position, of one drafter of a preset.
+
+    Parameters
+    ----------
+    name
+        ``PRESET:DRAFTER``, or ``PRESET`` for its drafter called `drafter`.
+
+    Raises
+    ------
+    InputError
+        Unknown preset, or no such drafter there; the known ones are listed.
+
+    Examples
+    --------
+    >>> [round(value, 2) for value in published_curve("qwen3-4b:dflash")["code"]]
+    [0.86, 0.84, 0.81, 0.82, 0.82, 0.82, 0.8]
+    """
+    preset, colon, own = name.partition(":")
+    curves = preset_curves(preset)
+    chosen = own if colon else drafter
+    if chosen not in curves:
+        known = ", ".join(f"{preset}:{one}" for one in curves)
+        raise InputError(
+            f"preset '{preset}' has no acceptance curve of drafter '{chosen}'",
+            field="tilt_to",
+            value=name,
+            expected=f"one of {known}",
+        )
+    return curves[chosen]
+
+
+def read_curve(path: str | Path) -> dict[str, tuple[float, ...]]:
+    """An acceptance curve from a JSON file: ``{"code": [0.8, 0.7], "chat": [0.6, 0.5]}``.
+
+    Raises
+    ------
+    InputError
+        No such file, no JSON, or no curve.
+    """
+    path = Path(path)
+    try:
+        raw = json.loads(path.read_bytes(), object_pairs_hook=_distinct)
+    except OSError as error:
+        raise InputError(f"acceptance curve cannot be read ({error.strerror})", file=path) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"is not JSON ({error})", file=path, expected='{"DOMAIN": [numbers], ...}') from None
+    return check_curve(raw, path)
+
+
+def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError("a key stands there twice")
+    return dict(pairs)
 
 
 def preset_spec(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit, logit
 
 from dsim.drafts.bank import Bank
 from dsim.drafts.luck import hash64_int, uniform
+from dsim.drafts.tilt import DomainTilt, Tilt, alpha_of, tilted_bank
 from dsim.errors import InputError
 
 Float32Array = npt.NDArray[np.float32]
@@ -31,6 +30,9 @@ class DraftSource(Protocol):
         Names of the text domains a request can belong to.
     label
         Goes to the column ``drafts_source``: kind, origin, and what was done to it.
+
+    A source may also have ``observe(requests, positions, verified, accepted)``, int64[R] each: the replica calls it
+    when a step ends, with the drafts verified of each request and the accepted ones among them.
 
     Examples
     --------
@@ -61,34 +63,6 @@ class DraftSource(Protocol):
         ...
 
 
-#: Largest shift, logits: beyond it every probability is 0 or 1.
-MAX_TILT = 20.0
-
-
-@dataclass(frozen=True)
-class Tilt:
-    """Shift the drafter's quality: logit(alpha_k) and logit(c_k) by position, luck unchanged.
-
-    Parameters
-    ----------
-    alpha, confidence
-        Shifts in logits; one for all positions, or one a position. 0 changes nothing.
-    """
-
-    alpha: tuple[float, ...] = (0.0,)
-    confidence: tuple[float, ...] = (0.0,)
-
-    def by_position(self, gamma: int, name: str) -> npt.NDArray[np.float64]:
-        """float64[gamma] of one of the two shifts."""
-        values = np.asarray(getattr(self, name), dtype=np.float64)
-        if values.size == 1:
-            values = np.repeat(values, gamma)
-        if values.shape != (gamma,) or not np.all(np.abs(values) <= MAX_TILT):
-            expected = f"1 or {gamma} numbers between -{MAX_TILT:g} and {MAX_TILT:g}"
-            raise InputError(field=f"tilt.{name}", value=values.tolist(), expected=expected)
-        return values
-
-
 class BankDrafts:
     """Drafts replayed from a bank.
 
@@ -105,12 +79,14 @@ class BankDrafts:
     seed
         Seed of this run's trajectories and luck.
     tilt
-        Optional `Tilt`.
+        Optional `Tilt`, or the `DomainTilt` that `dsim.drafts.tilt` solves for a curve.
     """
 
     paired = True
 
-    def __init__(self, bank: Bank, *, gamma: int | None = None, seed: int = 0, tilt: Tilt | None = None) -> None:
+    def __init__(
+        self, bank: Bank, *, gamma: int | None = None, seed: int = 0, tilt: Tilt | DomainTilt | None = None
+    ) -> None:
         header = bank.header
         wanted = header.gamma if gamma is None else gamma
         if not 1 <= wanted <= header.gamma:
@@ -132,33 +108,32 @@ class BankDrafts:
         self._confidence = bank.confidence
         self._accepted = bank.accepted
         self._truncated = wanted < header.gamma
-        self._alpha_bytes = bank.alpha_bytes[:, :wanted]
-        self._shift_alpha: npt.NDArray[np.float64] | None = None
+        self._alpha_bytes = bank.alpha_bytes
+        # Where alpha is tilted: what is accepted, by place; the place of position 0 by request, as `_base`.
+        self._outcomes = None
         if tilt is not None:
-            shift_c, shift_a = tilt.by_position(wanted, "confidence"), tilt.by_position(wanted, "alpha")
-            if np.any(shift_c):
-                # The tail of a truncated block is never seen; its shift is arbitrary.
-                whole = np.resize(shift_c, header.gamma)
-                self._confidence = _shift(np.asarray(bank.confidence, dtype=np.float64), whole).astype(np.float32)
-            if np.any(shift_a):
-                self._shift_alpha = shift_a
-            if np.any(shift_a) or np.any(shift_c):
-                self.label += ":tilted"
+            tilted = tilted_bank(bank, tilt, wanted)
+            self.label = tilt.marked(self.label)
+            self._confidence = tilted.confidence
+            self._outcomes = tilted.outcomes(seed + 1)
         # By request number: row of its position 0 in the current trajectory, and the positions that lie in it.
         self._base = np.zeros(1024, dtype=np.int64)
         self._first = np.zeros(1024, dtype=np.int64)
         self._end = np.zeros(1024, dtype=np.int64)
         self._domain = np.full(1024, -1, dtype=np.int64)
+        self._length = np.zeros(1024, dtype=np.int64)
+        self._place = np.zeros(1024, dtype=np.int64)
         self._splices = False
 
     def open(self, request: int, domain: int, output_tokens: int) -> None:
         """Choose the request's first trajectory."""
         if request >= self._base.size:
             grow = max(2 * self._base.size, request + 1) - self._base.size
-            for name, fill in (("_base", 0), ("_first", 0), ("_end", 0), ("_domain", -1)):
+            for name in ("_base", "_first", "_end", "_domain", "_length", "_place"):
                 old = getattr(self, name)
-                setattr(self, name, np.concatenate([old, np.full(grow, fill, dtype=np.int64)]))
+                setattr(self, name, np.concatenate([old, np.full(grow, -1, dtype=np.int64)]))
         self._domain[request] = domain
+        self._length[request] = output_tokens
         self._enter(request, 0, 0)
         if output_tokens > self._end[request]:
             self._splices = True
@@ -169,6 +144,9 @@ class BankDrafts:
         self._base[request] = self._bounds[trajectory] - first
         self._first[request] = first
         self._end[request] = first + self._usable[trajectory]
+        if self._outcomes is not None:
+            here = int(min(self._end[request], self._length[request])) - first
+            self._place[request] = self._outcomes.place(request, first, int(self._bounds[trajectory]), here) - first
 
     def _seek(self, request: int, position: int) -> None:
         segment, first = 0, 0
@@ -185,8 +163,10 @@ class BankDrafts:
                 self._seek(int(requests[i]), int(positions[i]))
         rows = self._base.take(requests)
         rows += positions
-        if self._shift_alpha is not None:
-            accepted = self._tilted(requests, positions, self._shift_alpha)
+        if self._outcomes is not None:
+            places = self._place.take(requests)
+            places += positions
+            accepted = self._outcomes.accepted.take(places).astype(np.int64)
         else:
             accepted = self._accepted.take(rows)
             if self._truncated:
@@ -204,23 +184,6 @@ class BankDrafts:
         rows = self._base[requests] + positions
         k = np.arange(self.gamma)
         raw = uniform(self._seed + 1, requests[:, None], positions[:, None], k[None, :])
-        alpha = _clipped(self._alpha_bytes[rows] / 255)
+        alpha = alpha_of(self._alpha_bytes[rows, : self.gamma])
         accepted = self._accepted[rows][:, None]
         return np.where(k < accepted, raw * alpha, np.where(k == accepted, alpha + raw * (1 - alpha), raw))
-
-    def _tilted(self, requests: IntArray, positions: IntArray, shift: npt.NDArray[np.float64]) -> IntArray:
-        rows = self._base[requests] + positions
-        alpha = _shift(_clipped(self._alpha_bytes[rows] / 255), shift)
-        survives = np.logical_and.accumulate(self.luck(requests, positions) < alpha, axis=1)
-        return np.asarray(survives.sum(axis=1), dtype=np.int64)
-
-
-def _clipped(alpha: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    # Stored in units of 1/255: 0 and 1 stand for "below half a unit", so that a logit exists.
-    return np.clip(np.asarray(alpha, dtype=np.float64), 0.5 / 255, 1 - 0.5 / 255)
-
-
-def _shift(probability: npt.NDArray[np.float64], by: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    # 0 and 1 have no logit; the nearest float32 stands for them.
-    logits = logit(np.clip(probability, 2.0**-24, 1 - 2.0**-24))
-    return np.asarray(expit(logits + by), dtype=np.float64)

@@ -201,7 +201,7 @@ def test_contributing_lists_every_module():
     listed = set(re.findall(r"^  (\S+)", layout, re.MULTILINE))
     modules = {path.name for path in (ROOT / "dsim").glob("*.py")} - {"__init__.py"}
     packages = {f"{path.parent.name}/" for path in (ROOT / "dsim").glob("*/__init__.py")}
-    assert listed == modules | packages | {"data/", "scenarios/"}
+    assert listed == modules | packages | {"data/", "scenarios/", "recipes/"}
     for folder in re.findall(r"^(\w+/) ", layout, re.MULTILINE):
         assert (ROOT / folder).is_dir()
 
@@ -216,6 +216,7 @@ HEADINGS = {
     "HostSection": "### `[cluster.host]`",
     "DraftsSection": "### `[drafts]`",
     "TiltSection": "### `[drafts.tilt]`",
+    "LiveSection": "### `[drafts.live]`",
     "DrafterSection": "### `[drafters.NAME]`",
     "WorkloadSection": "### `[workload]`",
     "SyntheticSection": "### `[workload.synthetic]`",

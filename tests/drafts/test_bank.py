@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dsim.drafts import BankHeader, make_bank, read_bank, recalibrated, write_bank
+from dsim.drafts import BankHeader, load_bank, make_bank, read_bank, recalibrated, shipped_banks, write_bank
 from dsim.errors import InputError
 
 HEADER = BankHeader(
@@ -169,3 +169,35 @@ def test_damaged_files_raise_one_clear_error(tmp_path, damage, message):
 def test_a_missing_bank_is_named(tmp_path):
     with pytest.raises(InputError, match="bank not found"):
         read_bank(tmp_path / "none.npz")
+
+
+def test_a_bare_name_is_a_shipped_bank_and_a_path_ends_in_npz(tmp_path, monkeypatch):
+    monkeypatch.setattr("dsim.drafts.bank._shipped_folder", lambda: tmp_path / "banks")
+    assert shipped_banks() == ()
+    with pytest.raises(InputError, match=r"unknown bank, got 'tiny', expected one of \(none is shipped\), or the path"):
+        load_bank("tiny")
+    (tmp_path / "banks").mkdir()
+    for name in ("tiny", "small"):
+        write_bank(small_bank(), tmp_path / "banks" / f"{name}.npz")
+    (tmp_path / "banks" / "PROVENANCE.md").write_text("")
+    assert shipped_banks() == ("small", "tiny")
+    np.testing.assert_array_equal(load_bank("tiny").accepted, small_bank().accepted)
+    with pytest.raises(InputError, match=r"unknown bank, got 'big', expected one of small, tiny, or the path"):
+        load_bank("big")
+    monkeypatch.chdir(tmp_path)
+    write_bank(small_bank(), tmp_path / "mine.npz")
+    for path in ("mine.npz", tmp_path / "mine.npz", "./mine.npz"):
+        assert load_bank(path).header == HEADER
+    with pytest.raises(InputError, match="bank not found"):
+        load_bank("tiny.npz")
+
+
+def test_every_shipped_bank_opens():
+    for name in shipped_banks():
+        assert load_bank(name).header.kind == "recorded"
+
+
+def test_banks_are_told_apart_by_identity():
+    one, two = small_bank(), small_bank()
+    assert one != two
+    assert len({one, two, one}) == 2

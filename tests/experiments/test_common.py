@@ -20,7 +20,9 @@ from experiments._common import (
     parser,
     print_table,
     run_main,
+    scenario_of,
     scenario_path,
+    sources_note,
     staged_output,
     write_csv,
 )
@@ -42,6 +44,7 @@ def write(out: Path, files: list[str], error: BaseException | None = None) -> No
 def test_defaults_and_types(tmp_path: Path) -> None:
     args = parser("What it answers.", default_seeds="10", out="results/ab").parse_args([])
     assert (args.seeds, args.quick, args.overrides, args.out) == (None, False, {}, Path("results/ab"))
+    assert args.drafts is None
     assert args.jobs >= 1
     assert args.scenario.name == "decode-node.toml"
     file = tmp_path / "mine.toml"
@@ -62,6 +65,7 @@ def test_defaults_and_types(tmp_path: Path) -> None:
         (["--set", "novalue"], "expected KEY=VALUE"),
         (["--set", "a=1", "--set", "a=2"], "'a' is set twice"),
         (["--scenario", "absent.toml"], "scenario not found"),
+        (["--drafts", "guessed"], "argument --drafts: invalid choice: 'guessed' (choose from"),
         (["--unknown"], "unrecognized arguments: --unknown"),
     ],
 )
@@ -84,7 +88,7 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert all(
         option in text
-        for option in ("What it answers.", "--scenario", "--seeds", "--jobs", "--out", "--quick", "--set")
+        for option in ("What it answers.", "--scenario", "--seeds", "--jobs", "--out", "--drafts", "--quick", "--set")
     )
 
 
@@ -115,6 +119,33 @@ def test_shipped_scenarios_are_found_by_name(tmp_path: Path, monkeypatch: pytest
     assert scenario_path("decode-node") == scenario_path("decode-node.toml")
     with pytest.raises(InputError, match=r"absent.*decode-node"):
         scenario_path("absent")
+
+
+@pytest.mark.parametrize("source", ["recorded", "tilted", "synthetic"])
+def test_drafts_is_short_for_the_scenarios_source(source: str) -> None:
+    args = parser("d").parse_args(["--drafts", source])
+    assert scenario_of(args).drafts.source == source
+    assert args.overrides == {}
+    args = parser("d").parse_args(["--drafts", source, "--set", "drafts.source=recorded"])
+    with pytest.raises(InputError, match=f"'--drafts': is given twice, got '{source}', expected --drafts or --set"):
+        scenario_of(args)
+
+
+def test_captions_say_what_tilted_drafts_are() -> None:
+    scenario = scenario_of(parser("d").parse_args([]))
+    table = pd.DataFrame(
+        {
+            "cost_source": ["measured:x", "measured:x"],
+            "drafts_source": ["none", "recorded:smollm2:dspark"],
+            "trace_source": ["recorded:y", "recorded:y"],
+            "extrapolated": [False, False],
+        }
+    )
+    plain = sources_note(scenario, table)
+    table["drafts_source"] = ["none", "tilted:dsv4:recorded:smollm2:dspark"]
+    tilted = sources_note(scenario, table)
+    sentence = " Tilted: luck and confidences of the bank, moved to the named curve's level."
+    assert tilted == plain.replace("recorded:smollm2:dspark.", f"tilted:dsv4:recorded:smollm2:dspark.{sentence}")
 
 
 def test_staged_output_moves_all_files_at_the_end(tmp_path: Path) -> None:

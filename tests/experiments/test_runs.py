@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from banks import write_shipped
 
+from dsim import scenario as runs
 from dsim.errors import InputError
 from dsim.profile import load_profile, write_profile
 from dsim.schema import load_scenario
@@ -123,6 +125,36 @@ def test_below_five_seeds_there_is_no_verdict(tmp_path, capsys):
     assert "2 seeds: range only, no verdict" in capsys.readouterr().out
 
 
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """Small banks in the place of those that ship, and an empty working directory."""
+    write_shipped(tmp_path / "banks")
+    monkeypatch.setattr("dsim.drafts.bank._shipped_folder", lambda: tmp_path / "banks")
+    monkeypatch.chdir(tmp_path)
+    runs._bank.cache_clear()
+    yield
+    runs._bank.cache_clear()
+
+
+@pytest.mark.parametrize("source", ["recorded", "tilted", "synthetic"])
+def test_every_experiment_takes_a_source_of_drafts(shipped, source, tmp_path):
+    """Results lie beside those of the scenario's own source, and rows say which it is."""
+    label = {"recorded": "recorded:tiny:", "tilted": "tilted:dsv4:recorded:tiny:", "synthetic": "synthetic:dsv4:"}[
+        source
+    ]
+    pareto.main(["--drafts", source, "--arms", "mtp1,dspark", *TINY])
+    df = pd.read_csv(tmp_path / "results" / f"pareto-{source}" / "pareto.csv")
+    assert df["drafts_source"].str.startswith(label).all()
+    saved = tmp_path / "results" / f"pareto-{source}" / "scenario.toml"
+    assert load_scenario(saved).drafts.source == source
+    load_adaptive.main(["--drafts", source, *TINY])
+    assert (
+        pd.read_csv(tmp_path / "results/load_adaptive/load_adaptive.csv")["drafts_source"].str.startswith(label).all()
+    )
+    ab.main(["--drafts", source, "--a", "mtp1", "--b", "dspark", "--users", "4", *TINY])
+    assert pd.read_csv(tmp_path / "results/ab/ab_runs.csv")["drafts_source"].str.startswith(label).all()
+
+
 def test_ab_specs_and_bad_ones(tmp_path):
     scenario = load_scenario("decode-node")
     assert ab.arm_of(scenario, "mtp5")["policy"] == "fixed:k=5"
@@ -181,6 +213,16 @@ def test_help_documents_every_option(name, tmp_path):
         (["--set", "drafts.gamma=7"], "holds blocks of 5"),
         (["--set", "arms.6.policy=sys:exit"], "policy"),
         (["--set", "load.think_s=1e300"], "--set, field 'load.think_s'"),
+        (["--drafts", "guessed"], "argument --drafts: invalid choice: 'guessed'"),
+        (["--drafts", "tilted", "--set", "drafts.source=recorded"], "'--drafts': is given twice"),
+        (
+            ["--arms", "dspark", "--drafts", "recorded", "--set", "drafters.dspark.bank=nope"],
+            "unknown bank, got 'nope'",
+        ),
+        (["--drafts", "recorded", "--set", "drafts.preset=dsv4"], "'preset' is not used by source = 'recorded'"),
+        (["--drafts", "tilted", "--set", "drafts.auc=[0.8]"], "'auc' shapes synthetic drafts"),
+        (["--drafts", "synthetic", "--set", "drafters.mtp.tilt_to=dsv4"], "'drafters.mtp.tilt_to' is not used"),
+        (["--set", "drafters.dspark.calibration=offline"], "--set, field 'drafters.dspark.calibration'"),
     ],
 )
 def test_bad_input_exits_2_with_one_line_and_leaves_nothing(args, message, tmp_path):

@@ -1,0 +1,305 @@
+"""Record draft banks: what drafters draft at every position of texts that the target generated.
+
+All drafters given are recorded on the same texts with the same random numbers, so that their banks can be compared
+position by position. The texts answer prompts that no drafter was trained on. Temperatures of the confidences
+(Sequential Temperature Scaling) are fitted on the calibration split and go into the bank's header. Work is kept in
+parts below the output folder: a run that was broken off goes on where it was.
+
+Example: python experiments/record_banks.py --drafter dspark=results/train_drafter/dspark-markov/drafter.safetensors
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from joblib import Parallel, delayed
+from tqdm import tqdm
+
+from dsim.drafter.build import DrafterFile, drafter_hash, read_drafter
+from dsim.drafter.corpus import Corpus
+from dsim.drafter.prompts import generate_prompts, prompts_hash
+from dsim.drafter.recipe import TextSection, text_folder, text_section
+from dsim.drafter.record import Rows, joined, read_part, record_part, recordable
+from dsim.drafter.target import Target
+from dsim.drafter.targets import device_text, load_target, pick_device
+from dsim.drafts import Bank, BankHeader, make_bank, write_bank
+from dsim.drafts.calibrate import StsFit, fit_sts, write_temperatures
+from dsim.drafts.reliability import visited_rows
+from dsim.errors import InputError
+from experiments._common import OneLineParser, positive_int, print_table, run_main, write_csv
+from experiments._text import make_text
+
+PART = 32
+#: Confidence logits are stored between these; beyond them c is 0.0003 from 0 or 1.
+LOGIT_LIMIT = 8.0
+SPLITS = ("evaluation", "calibration")
+
+
+def options() -> argparse.ArgumentParser:
+    """Command line of the script."""
+    cli = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cli.add_argument(
+        "--drafter", metavar="NAME=FILE", action="append", required=True, help="a drafter file; may be repeated"
+    )
+    cli.add_argument("--target", default="smollm2", help="smollm2, tiny or hf:PATH (default: %(default)s)")
+    cli.add_argument(
+        "--temperature", type=float, default=0.6, metavar="T", help="of text and drafts (default: %(default)s)"
+    )
+    cli.add_argument("--prompts", type=positive_int, default=1792, metavar="N", help="to record (default: %(default)s)")
+    cli.add_argument(
+        "--calibration",
+        type=positive_int,
+        default=384,
+        metavar="N",
+        help="prompts for the temperatures (default: %(default)s)",
+    )
+    cli.add_argument("--max-new-tokens", type=positive_int, default=256, metavar="N", help="default: %(default)s")
+    cli.add_argument(
+        "--draws", type=positive_int, default=1, metavar="N", help="blocks a position (default: %(default)s)"
+    )
+    cli.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
+    cli.add_argument(
+        "--shard", type=positive_int, default=256, metavar="N", help="prompts a text shard (default: %(default)s)"
+    )
+    cli.add_argument(
+        "--taps",
+        type=layer_list,
+        metavar="A,B,...",
+        help="layers kept with the text (default: those that training keeps for smollm2, none for other targets)",
+    )
+    cli.add_argument(
+        "--out", type=Path, default=Path("results/record_banks"), metavar="DIR", help="default: %(default)s"
+    )
+    cli.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu", help="default: %(default)s")
+    cli.add_argument("--jobs", type=positive_int, default=2, metavar="N", help="processes (default: %(default)s)")
+    return cli
+
+
+def layer_list(text: str) -> list[int]:
+    """An option's value as layers (an argparse type)."""
+    try:
+        return [int(layer) for layer in text.split(",")] if text else []
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"got '{text}', expected layers as in 2,11,20") from None
+
+
+def named_files(given: Sequence[str]) -> dict[str, Path]:
+    """The values of --drafter as names and files."""
+    files: dict[str, Path] = {}
+    for text in given:
+        name, _, file = text.partition("=")
+        if not name or not file or "/" in name:
+            raise InputError(field="--drafter", value=text, expected="NAME=FILE")
+        if name in files:
+            raise InputError(field="--drafter", value=text, expected=f"'{name}' once")
+        files[name] = Path(file)
+    return files
+
+
+def _record(
+    target_name: str,
+    files: dict[str, Path],
+    text: Path,
+    shards: int,
+    parts: list[tuple[Path, list[int]]],
+    seed: int,
+    draws: int,
+    device: str,
+    show: bool,
+) -> None:
+    torch.set_num_threads(1)
+    target = load_target(target_name, device=device)
+    drafters = {name: read_drafter(file, target)[0] for name, file in files.items()}
+    corpus = Corpus(text, last=shards)
+    for file, indices in tqdm(parts, unit="part", desc=text.name, disable=not show):
+        record_part(target, drafters, corpus, indices, file, seed=seed, draws=draws)
+
+
+def work_folder(given: argparse.Namespace, hashes: dict[str, str], split: str) -> Path:
+    """Parts are kept by what they hold: another drafter, seed or text is other work."""
+    options = [given.temperature, given.seed, given.draws, given.max_new_tokens, given.device, split]
+    key = json.dumps([hashes, *options], sort_keys=True)
+    return given.out / "parts" / f"{split}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+
+
+def gathered(parts: list[tuple[Path, list[int]]], name: str) -> Rows:
+    """All parts of one drafter, in the order of the text."""
+    rows = []
+    for file, indices in parts:
+        found, part = read_part(file, name)
+        if found.tolist() != indices:
+            raise InputError("holds other sequences", file=file, field="indices", value=found.tolist())
+        rows.append(part)
+    return joined(rows)
+
+
+def usable_rows(rows: Rows, gamma: int) -> np.ndarray:
+    """bool[N]: rows that replay uses."""
+    ends = np.repeat(np.cumsum(rows.lengths), rows.lengths)
+    return np.asarray(np.arange(rows.accepted.size) < ends - (gamma + 1))
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A split with its text, what of it was recorded, and where."""
+
+    prompts: str  # `prompts_hash`
+    corpus: Corpus
+    indices: list[int]
+    parts: list[tuple[Path, list[int]]]
+
+
+def bank_of(
+    about: DrafterFile,
+    digest: str,
+    rows: Rows,
+    split: Recorded,
+    sts: StsFit,
+    given: argparse.Namespace,
+    device: str,
+) -> Bank:
+    """The bank of one drafter, its provenance in the header."""
+    config, header = about.config, split.corpus.header
+    shape = (
+        f"{config.kind} {config.head} {config.layers} layers"
+        if config.head != "none"
+        else f"{config.kind} {config.layers} layers"
+    )
+    notes = {
+        "drafter_hash": digest,
+        "anchors": about.training.get("anchors"),
+        "draft_vocabulary": config.vocab_size,
+        "rank": config.rank,
+        "temperature": header.temperature,
+        "trained_at_temperature": config.temperature,
+        "seed": given.seed,
+        "draws": given.draws,
+        "prompts": split.prompts,
+        "text_seed": header.seed,
+        "target_fingerprint": header.fingerprint,
+        "device": device_text(device),
+        "torch": torch.__version__,
+        "sts_blocks": sts.n,
+    }
+    domain = [header.domains.index(split.corpus[i].domain) for i in split.indices for _ in range(given.draws)]
+    return make_bank(
+        BankHeader(
+            gamma=config.gamma,
+            kind="recorded",
+            drafter=shape,
+            target=header.target,
+            source="dsim",
+            license=header.license,
+            domains=header.domains,
+            logit_low=-LOGIT_LIMIT,
+            logit_high=LOGIT_LIMIT,
+            temperatures=sts.temperatures,
+            notes=json.dumps(notes, sort_keys=True),
+        ),
+        confidence_logit=rows.confidence_logit,
+        alpha=rows.alpha,
+        accepted=rows.accepted,
+        bounds=np.concatenate([[0], np.cumsum(rows.lengths)]),
+        domain=np.array(domain),
+    )
+
+
+def summary(name: str, rows: Rows, gamma: int, sts: StsFit) -> dict[str, Any]:
+    """One line of the table; tau and acceptance over the steps that decoding with full verification visits."""
+    bounds = np.concatenate([[0], np.cumsum(rows.lengths)])
+    usable = rows.lengths - (gamma + 1)
+    visited = visited_rows(rows.accepted, bounds, usable)
+    accepted, alpha = rows.accepted[visited], rows.alpha[visited]
+    reached = [alpha[accepted >= k, k] for k in range(gamma)]
+    return {
+        "drafter": name,
+        "positions": int(usable.sum()),
+        "steps": visited.size,
+        "tau": 1 + float(accepted.mean()),
+        **{f"alpha_{k}": float(values.mean()) if values.size else np.nan for k, values in enumerate(reached, 1)},
+        "T_1": sts.temperatures[0],
+        f"T_{gamma}": sts.temperatures[-1],
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Text, recording, calibration, banks."""
+    given = options().parse_args(argv)
+    files = named_files(given.drafter)
+    if given.seed < 0:
+        raise InputError(field="--seed", value=given.seed, expected="0 or more")
+    device = pick_device(given.device)
+    target = load_target(given.target, device=device)
+    opened = {name: read_drafter(file, target) for name, file in files.items()}
+    hashes = {name: drafter_hash(drafter) for name, (drafter, _) in opened.items()}
+    usual = TextSection().taps if given.target == "smollm2" else []
+    text = text_section(
+        temperature=given.temperature,
+        taps=usual if given.taps is None else given.taps,
+        max_new_tokens=given.max_new_tokens,
+        shard=given.shard,
+    )
+    most = max(about.config.gamma for _, about in opened.values())
+    kept = {split: _recorded(given, target, text, split, files, hashes, most, device) for split in SPLITS}
+    table, banks = [], {}
+    for name, (_, about) in opened.items():
+        gamma = about.config.gamma
+        rows = gathered(kept["calibration"].parts, name)
+        keep = usable_rows(rows, gamma)
+        sts = fit_sts(rows.confidence_logit[keep], rows.accepted[keep].astype(np.int64))
+        rows = gathered(kept["evaluation"].parts, name)
+        banks[name] = (bank_of(about, hashes[name], rows, kept["evaluation"], sts, given, device), sts)
+        table.append(summary(name, rows, gamma, sts))
+    given.out.mkdir(parents=True, exist_ok=True)
+    for name, (bank, sts) in banks.items():
+        write_bank(bank, given.out / f"{name}.npz")
+        write_temperatures(given.out / f"{name}.temperatures.json", sts.temperatures)
+    write_csv(pd.DataFrame(table), given.out / "banks.csv")
+    print_table(pd.DataFrame(table))
+
+
+def _recorded(
+    given: argparse.Namespace,
+    target: Target,
+    text: TextSection,
+    split: str,
+    files: dict[str, Path],
+    hashes: dict[str, str],
+    gamma: int,
+    device: str,
+) -> Recorded:
+    """Text of a split and its parts, made where missing."""
+    count = given.prompts if split == "evaluation" else given.calibration
+    prompts = generate_prompts(count, seed=text.seed, split=split)
+    folder = text_folder(target, text, split)
+    make_text(given.target, text, prompts, folder, split, jobs=given.jobs, device=device)
+    shards = -(-count // text.shard)
+    corpus = Corpus(folder, last=shards)
+    indices = [i for i in recordable(corpus, gamma) if corpus[i].index < count]
+    if not indices:
+        raise InputError(f"no answer has more than {gamma + 1} tokens", file=folder, field="--prompts", value=count)
+    work = work_folder(given, hashes, split)
+    # Named by what they hold: with more prompts, the whole ones of before are used again.
+    chunks = [indices[i : i + PART] for i in range(0, len(indices), PART)]
+    parts = [(work / f"part-{chunk[0]:05d}-{chunk[-1]:05d}.npz", chunk) for chunk in chunks]
+    missing = [part for part in parts if not part[0].is_file()]
+    jobs = 1 if device == "cuda" else given.jobs
+    Parallel(n_jobs=jobs)(
+        delayed(_record)(given.target, files, folder, shards, missing[i::jobs], given.seed, given.draws, device, i == 0)
+        for i in range(jobs)
+        if missing[i::jobs]
+    )
+    return Recorded(prompts_hash(prompts), corpus, indices, parts)
+
+
+if __name__ == "__main__":
+    run_main(main)

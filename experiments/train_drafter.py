@@ -1,0 +1,237 @@
+"""Train a drafter: text from the target, draft vocabulary, training, learning curve, drafter file.
+
+The target answers prompts (the shipped generator's, or your own with --prompts) in three parts that share none: text
+to train on, text that only chooses the draft vocabulary, and held-out text. Text is kept in the cache and shared by
+all recipes of a target and temperature. A run that was broken off goes on where it was: the same command again.
+
+Ten minutes on two cores:   python experiments/train_drafter.py --recipe quick
+The shipped drafters:       python experiments/train_drafter.py --recipe long (hours)
+A baseline on the same text: --set drafter.kind=dflash --set drafter.head=none
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import tomli_w
+import torch
+
+from dsim.drafter.build import write_drafter
+from dsim.drafter.corpus import Corpus
+from dsim.drafter.prompts import Prompt, generate_prompts, read_prompts, split_prompts
+from dsim.drafter.recipe import RecipeFile, load_recipe, text_folder
+from dsim.drafter.targets import device_text, load_target, pick_device
+from dsim.drafter.train import Trainer, new_drafter
+from dsim.drafter.vocabulary import choose_vocabulary, covered
+from dsim.errors import InputError
+from dsim.plotstyle import GRID, caption, legend, new_figure, save_figure, style
+from experiments._common import OneLineParser, positive_int, print_table, run_main, staged_output, write_csv, written
+from experiments._text import Overrides, make_text
+
+CHECKPOINT = "checkpoint.safetensors"
+
+
+def options() -> argparse.ArgumentParser:
+    """Command line of the script."""
+    cli = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cli.add_argument("--recipe", default="quick", metavar="NAME", help="quick, long, or a .toml (default: %(default)s)")
+    cli.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        dest="overrides",
+        action=Overrides,
+        default={},
+        help="change one key of the recipe (training.anchors=50000); may be repeated",
+    )
+    cli.add_argument(
+        "--prompts",
+        metavar="FILE.jsonl",
+        type=Path,
+        help="your own prompts, split by a hash of their text, instead of text.train and text.calibration generated "
+        "ones; needs --text",
+    )
+    cli.add_argument("--text", metavar="DIR", type=Path, help="folder for the text (default: in the cache)")
+    cli.add_argument("--out", metavar="DIR", type=Path, help="default: results/train_drafter/KIND-HEAD")
+    cli.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu", help="default: %(default)s")
+    cli.add_argument(
+        "--jobs", metavar="N", type=positive_int, default=2, help="processes for the text, threads for the rest"
+    )
+    cli.add_argument(
+        "--minutes", metavar="M", type=positive_int, help="stop training after M minutes (to be gone on with)"
+    )
+    cli.add_argument("--text-only", action="store_true", help="make the text and stop")
+    cli.add_argument("--fresh", action="store_true", help="begin again, even if there is a checkpoint")
+    return cli
+
+
+def prompts_of(recipe: RecipeFile, file: Path | None) -> dict[str, list[Prompt]]:
+    """Prompts of the splits train (those for the vocabulary come first) and calibration."""
+    text = recipe.text
+    if file is None:
+        wanted = {"train": text.train + text.vocabulary, "calibration": text.calibration}
+        return {split: generate_prompts(count, seed=text.seed, split=split) for split, count in wanted.items()}
+    parts = split_prompts(read_prompts(file), seed=text.seed)
+    return {split: parts[split] for split in ("train", "calibration")}
+
+
+def shards_of(recipe: RecipeFile, prompts: dict[str, list[Prompt]]) -> tuple[int, int]:
+    """Shards of the split train, and how many of them (the last ones) are reserved for the vocabulary."""
+    text = recipe.text
+    shards, reserved = (-(-count // text.shard) for count in (len(prompts["train"]), text.vocabulary))
+    if shards <= reserved:
+        raise InputError(
+            f"leaves nothing to train on: {len(prompts['train'])} prompts are {shards} shards of {text.shard}",
+            field="text.vocabulary",
+            value=text.vocabulary,
+            expected="fewer prompts, or a smaller text.shard",
+        )
+    return shards, reserved
+
+
+def corpora(
+    recipe: RecipeFile, prompts: dict[str, list[Prompt]], folders: dict[str, Path]
+) -> tuple[Corpus, Corpus, Corpus]:
+    """Text to train on, to choose the vocabulary by, and held out."""
+    shard = recipe.text.shard
+    shards, reserved = shards_of(recipe, prompts)
+    return (
+        Corpus(folders["train"], first=reserved, last=shards),
+        Corpus(folders["train"], last=reserved),
+        Corpus(folders["calibration"], last=-(-len(prompts["calibration"]) // shard)),
+    )
+
+
+def draw_curve(curve: pd.DataFrame, note: str, out: Path) -> None:
+    """Held-out acceptance by position, and tau, against anchors."""
+    with style():
+        figure, panels = new_figure(2, title="Held-out acceptance while training")
+        axes = panels.ravel()
+        gamma = sum(name.startswith("alpha_") for name in curve.columns)
+        for k in range(1, gamma + 1):
+            shade = str(0.75 * (k - 1) / max(1, gamma - 1))
+            axes[0].plot(curve["anchors"], curve[f"alpha_{k}"], color=shade, label=f"position {k}")
+        axes[0].set(xlabel="anchors", ylabel="held-out acceptance probability")
+        legend(axes[0])
+        axes[1].plot(curve["anchors"], curve["tau_teacher"], marker="o", ms=3)
+        axes[1].set(xlabel="anchors", ylabel="accepted length on the text (teacher-forced)")
+        for ax in axes:
+            ax.grid(color=GRID)
+        caption(figure, note)
+        save_figure(figure, out, "learning_curve")
+
+
+def curve_table(curve: list[dict[str, Any]]) -> pd.DataFrame:
+    """One row a measurement, alpha by position in columns alpha_1..alpha_gamma."""
+    # By name: points that come from a checkpoint have their keys in another order.
+    names = ("anchors", "seconds", "tau_teacher", "ce", "tv", "confidence", "blocks")
+    rows = []
+    for point in curve:
+        alphas = {f"alpha_{k}": value for k, value in enumerate(point["alpha"], start=1)}
+        rows.append({**{name: point[name] for name in names}, **alphas})
+    return pd.DataFrame(rows)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Text, vocabulary, training, results."""
+    given = options().parse_args(argv)
+    if (given.prompts is None) != (given.text is None):
+        raise InputError("own prompts need a text folder of their own, and only they", field="--prompts, --text")
+    for key in ("text.train", "text.calibration"):
+        if given.prompts is not None and key in given.overrides:
+            raise InputError("does not apply to own prompts", field=key, value=given.overrides[key])
+    recipe = load_recipe(given.recipe, given.overrides)
+    train(
+        recipe,
+        given.out or Path("results/train_drafter") / f"{recipe.drafter.kind}-{recipe.drafter.head}",
+        jobs=given.jobs,
+        device=pick_device(given.device),
+        prompts_file=given.prompts,
+        text=given.text,
+        text_only=given.text_only,
+        minutes=given.minutes,
+        fresh=given.fresh,
+    )
+
+
+def train(
+    recipe: RecipeFile,
+    out: Path,
+    *,
+    jobs: int,
+    device: str,
+    prompts_file: Path | None = None,
+    text: Path | None = None,
+    text_only: bool = False,
+    minutes: int | None = None,
+    fresh: bool = False,
+) -> None:
+    """Run a recipe, from wherever it is, to the folder `out`; arguments are the options of those names."""
+    # All that can be wrong with a recipe is found before an hour of text is made.
+    optimization = recipe.recipe()
+    if prompts_file is None:
+        recipe.text.check()
+    target = load_target(recipe.target, device=device)
+    config = recipe.config(target)
+    prompts = prompts_of(recipe, prompts_file)
+    shards_of(recipe, prompts)
+    folders = {
+        split: text / split if text is not None else text_folder(target, recipe.text, split) for split in prompts
+    }
+    for split in prompts:
+        make_text(recipe.target, recipe.text, prompts[split], folders[split], split, jobs=jobs, device=device)
+    training, reserved, held_out = corpora(recipe, prompts, folders)
+    print(
+        f"text: {training.answer_tokens:,} tokens to train on, {reserved.answer_tokens:,} for the vocabulary, "
+        f"{held_out.answer_tokens:,} held out"
+    )
+    if text_only:
+        return
+    torch.set_num_threads(jobs)
+    tokens = choose_vocabulary(reserved.answer_counts(target.vocab_size), config.vocab_size, target.eos)
+    mass = covered(held_out.answer_counts(target.vocab_size), tokens)
+    print(f"draft vocabulary: {tokens.size:,} tokens hold {mass:.2%} of the held-out text (prompt tokens come on top)")
+    drafter = new_drafter(config, target, torch.from_numpy(tokens), recipe.training.seed)
+    trainer = Trainer(drafter, target, training, held_out, optimization)
+    checkpoint = out / CHECKPOINT
+    if checkpoint.is_file() and not fresh:
+        trainer.resume(checkpoint)
+        print(f"goes on from {trainer.anchors:,} anchors")
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    trainer.run(checkpoint=checkpoint, until=lambda: deadline is not None and time.monotonic() > deadline)
+    write_results(trainer, recipe, mass, device, out)
+
+
+def write_results(trainer: Trainer, recipe: RecipeFile, mass: float, device: str, out: Path) -> None:
+    """Drafter file, curve, figure, recipe; and a table of the last measurement."""
+    config = trainer.drafter.config
+    about = trainer.drafter_file()
+    about.training["vocabulary_mass"] = round(mass, 5)
+    about.training["device"] = device_text(device)
+    curve = curve_table(trainer.curve)
+    with staged_output(out) as stage:
+        write_drafter(trainer.drafter, stage / "drafter.safetensors", about, dtype=torch.float16)
+        (stage / "recipe.toml").write_text(tomli_w.dumps(recipe.model_dump()), encoding="utf-8")
+        if not curve.empty:
+            write_csv(curve, stage / "learning_curve.csv")
+            head = "" if config.head == "none" else f"{config.head} head, "
+            layers = "1 layer" if config.layers == 1 else f"{config.layers} layers"
+            what = f"{config.kind} ({head}{layers}, gamma {config.gamma}) on {config.target}"
+            where = f"T = {config.temperature:g}; measured on {device_text(device)}, prompts not trained on."
+            draw_curve(curve, f"{what}, {where}", stage)
+        written(stage)
+    if curve.empty:
+        print("no measurement yet: the run is still short of its first")
+    else:
+        print_table(curve.tail(1))
+    state = "done" if trainer.done else "not done: the same command goes on"
+    rate = trainer.anchors / max(trainer.seconds, 1e-9)
+    print(f"{trainer.anchors:,} anchors at {rate:.0f}/s, {state}; {out / 'drafter.safetensors'}")
+
+
+if __name__ == "__main__":
+    run_main(main)

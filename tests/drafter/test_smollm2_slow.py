@@ -1,0 +1,72 @@
+"""SmolLM2 itself, where its file is in the cache: it answers, and its text is likely under its own logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dsim.drafter import smollm2
+from dsim.drafter.corpus import Corpus, generate_corpus
+from dsim.drafter.prompts import Prompt
+from dsim.drafter.target import LlamaTarget
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not smollm2.model_path().is_file(), reason="needs `make target-model`"),
+]
+
+
+@pytest.fixture(scope="module")
+def target() -> LlamaTarget:
+    return smollm2.load()
+
+
+def test_sizes(target: LlamaTarget) -> None:
+    assert (target.vocab_size, target.hidden_size, target.num_layers) == (49152, 576, 30)
+    assert target.eos == {2}
+    assert target.head is target.embedding
+
+
+def test_a_greedy_answer(target: LlamaTarget) -> None:
+    tokens = target.tokenizer.chat("What is 2+2? Answer with the number only.")
+    cache = target.new_cache(1, len(tokens) + 24)
+    start = torch.zeros(1, dtype=torch.int64)
+    _, hidden = target.extend(torch.tensor([tokens]), cache, start)
+    answer: list[int] = []
+    while len(answer) < 24:
+        answer.append(int(target.logits(hidden[0, -1]).argmax()))
+        if answer[-1] in target.eos:
+            break
+        start[:] = len(tokens) + len(answer) - 1
+        _, hidden = target.extend(torch.tensor([answer[-1:]]), cache, start)
+    assert answer[-1] in target.eos
+    assert "4" in target.tokenizer.decode(answer)
+
+
+def test_its_own_text_is_likely(target: LlamaTarget, tmp_path: Path) -> None:
+    prompts = [Prompt("chat", text, "x") for text in ("Why is the sky blue?", "Write a Python function that adds.")]
+    generate_corpus(
+        target,
+        prompts,
+        tmp_path,
+        split="train",
+        taps=(2, 11, 20, 29),
+        temperature=0.6,
+        max_new_tokens=48,
+        rows=2,
+        progress=False,
+    )
+    corpus = Corpus(tmp_path)
+    for i in range(len(corpus)):
+        found = corpus[i]
+        # Some channels are large: they have to fit into the float16 of the file.
+        assert np.isfinite(found.features).all()
+        hidden = torch.from_numpy(found.features[found.prompt - 1 : -1, -1].astype(np.float32))
+        logits = target.logits(hidden)
+        answer = torch.from_numpy(found.tokens[found.prompt :])
+        assert torch.nn.functional.cross_entropy(logits, answer) < 1.5
+        log_z = torch.logsumexp(logits / 0.6, dim=-1)
+        np.testing.assert_allclose(found.log_z[found.prompt - 1 : -1], log_z, atol=0.05)

@@ -1,0 +1,186 @@
+"""acceptance.py: numbers worked out by hand, agreement with the package's own report, ratios, files, bad input."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import pytest
+from study_banks import DOMAINS, hand_bank, saved, study_bank
+
+from dsim.drafts import bank_report
+from experiments import acceptance, draft_length, drafter_depth, reliability, threshold_sweep
+from experiments._banks import EVERY, open_banks
+from experiments._common import run_main
+
+FILES = [
+    "acceptance.csv",
+    "acceptance.png",
+    "acceptance.svg",
+    "accepted_length.csv",
+    "accepted_length.png",
+    "accepted_length.svg",
+    "comparisons.csv",
+]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSIM_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def run(*arguments: str) -> int:
+    """Exit code of the script."""
+    with pytest.raises(SystemExit) as ended:
+        run_main(lambda: acceptance.main(arguments))
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def by_hand() -> dict[str, list[list[tuple[list[float], list[float], int]]]]:
+    c = [0.5, 0.5]
+    math = [(c, [0.8, 0.6], 2), (c, [0, 0], 0), (c, [0, 0], 0), (c, [0.4, 0.2], 0), (c, [0.6, 1.0], 1)]
+    chat = [(c, [0.2, 0.4], 0), (c, [0.6, 0.2], 1)]
+    return {"texts": [chat, math]}
+
+
+def test_a_bank_worked_out_by_hand(tmp_path: Path) -> None:
+    """Math: full verification comes by rows 0, 3 and 4; chat: by both."""
+    (one,) = open_banks(saved(tmp_path, a=hand_bank(**by_hand(), domain=[0, 1], domains=("chat", "math"))))
+    got = acceptance.measure(one, resamples=2)
+    assert got.conditional[0] == pytest.approx(np.array([[0.6, 0.8], [0.4, 0.2], [0.5, 0.5]]))
+    assert got.outcome[0] == pytest.approx(np.array([[2 / 3, 1 / 2], [1 / 2, 0], [7 / 12, 1 / 4]]))
+    assert got.tau[0] == pytest.approx([2.0, 1.5, 1.75])
+    assert got.blocks.tolist() == [[3, 2, 1], [2, 1, 0], [5, 3, 1]]
+    every = acceptance.measure(one, blocks=EVERY, resamples=2)
+    assert every.tau[0] == pytest.approx([1.6, 1.5, 1.55])
+    assert every.conditional[0, 0] == pytest.approx([1.8 / 5, 0.8])
+
+
+def test_outcomes_are_those_of_the_bank_report(tmp_path: Path) -> None:
+    bank = study_bank(0.4, texts=3, length=80)
+    (one,) = open_banks(saved(tmp_path, a=bank))
+    got, report = acceptance.measure(one, resamples=2), bank_report(bank)
+    for i, name in enumerate(DOMAINS):
+        assert got.outcome[0, i] == pytest.approx(report[name]["acceptance"])
+        assert got.tau[0, i] == pytest.approx(report[name]["tau"][0])
+    assert got.conditional[0] == pytest.approx(got.outcome[0], abs=0.15)  # the same expectation
+
+
+def test_ratios_of_paired_banks(tmp_path: Path) -> None:
+    banks = open_banks(
+        saved(
+            tmp_path,
+            dspark=study_bank(0.8),
+            dflash=study_bank(0.6, fade=0.4, drafter="dflash"),
+            mtp=study_bank(0.2, gamma=2, drafter="mtp"),
+            apart=study_bank(0.8, seed=3, drafter="eagle3"),
+        )
+    )
+    found = [acceptance.measure(one, resamples=400) for one in banks]
+    pairs = acceptance.pair_table(banks, found)
+    assert len(pairs) == 4 * 3 * 3 * 4
+    table = pairs.set_index(["drafter", "against_drafter", "domain", "metric"])
+    tau = table.loc[("DSpark", "DFlash", "all", "tau")]
+    assert tau["ratio"] == pytest.approx(found[0].tau[0, 3] / found[1].tau[0, 3])
+    assert tau["low"] < tau["ratio"] < tau["high"]
+    assert tau["published"] == pytest.approx(1.163, abs=5e-4)  # the paper: +16.3 %
+    back = table.loc[("DFlash", "DSpark", "all", "tau")]
+    assert (back["ratio"], back["low"], back["high"]) == pytest.approx(
+        (1 / tau["ratio"], 1 / tau["high"], 1 / tau["low"])
+    )
+    rest = table.loc[("DSpark", "DFlash", "math", "alpha_rest")]
+    assert rest["positions"] == "2-3"
+    assert rest["ratio"] == pytest.approx(found[0].conditional[0, 0, 1:].mean() / found[1].conditional[0, 0, 1:].mean())
+    assert table.loc[("DSpark", "MTP", "all", "alpha_rest"), "positions"] == "2-2"
+    assert set(pairs.loc[pairs["against_drafter"] == "Eagle3", "paired"]) == {False}
+    assert set(pairs.loc[pairs["against_drafter"] == "MTP", "published"].isna()) == {True}
+    # The same texts: what makes a text hard cancels.
+    width = pairs.assign(width=pairs["high"] - pairs["low"]).set_index(
+        ["drafter", "against_drafter", "domain", "metric"]
+    )
+    assert (
+        width.loc[("DSpark", "DFlash", "all", "tau"), "width"]
+        < 0.7 * width.loc[("DSpark", "Eagle3", "all", "tau"), "width"]
+    )
+
+
+def test_files_columns_and_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    banks = saved(
+        tmp_path,
+        dspark=study_bank(0.8),
+        t1=study_bank(0.1, seed=2, notes='{"temperature": 1.0}'),
+        dflash=study_bank(0.6, fade=0.4, drafter="dflash"),
+    )
+    for name in ("a", "b"):
+        assert run("--banks", ",".join(banks), "--out", str(tmp_path / name), "--resamples", "60") == 0
+    shown = capsys.readouterr().out
+    assert sorted(file.name for file in (tmp_path / "a").iterdir()) == FILES
+    for file in FILES:
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes(), file
+    curves = pd.read_csv(tmp_path / "a" / "acceptance.csv")
+    assert list(curves) == [
+        "bank", "drafter", "domain", "position", "acceptance", "low", "high", "outcome", "outcome_low", "outcome_high",
+        "blocks", "published", "drafts_source",
+    ]  # fmt: skip
+    assert len(curves) == 3 * 4 * 3
+    assert set(curves["drafts_source"]) == {"recorded:dsim:dspark markov 2 layers", "recorded:dsim:dflash"}
+    first = curves[(curves["drafter"] == "DFlash") & (curves["domain"] == "math")].iloc[0]
+    assert first["published"] == 0.88497
+    lengths = pd.read_csv(tmp_path / "a" / "accepted_length.csv")
+    assert lengths["temperature"].tolist() == [0.6] * 4 + [1.0] * 4 + [0.6] * 4
+    assert lengths.loc[lengths["domain"] == "all", "texts"].tolist() == [18] * 3
+    assert lengths["tau"].between(lengths["low"], lengths["high"]).all()
+    assert re.search(r"^DSpark, T = 1 +DFlash +tau .* no$", shown, re.MULTILINE)
+    assert re.search(r"^DSpark, T = 0.6 +DFlash +tau .* yes$", shown, re.MULTILINE)
+
+
+def test_a_bank_alone_and_other_domains_than_published(tmp_path: Path) -> None:
+    (path,) = saved(tmp_path, mine=study_bank(0.5, domains=("poems",), drafter="mine"))
+    assert run("--banks", path, "--out", str(tmp_path / "out"), "--resamples", "20", "--blocks", "all") == 0
+    assert "comparisons.csv" not in [file.name for file in (tmp_path / "out").iterdir()]
+    lengths = pd.read_csv(tmp_path / "out" / "accepted_length.csv")
+    assert lengths["domain"].tolist() == ["poems", "all"]
+    assert lengths["tau"].nunique() == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--banks", "nope"], "unknown bank"),
+        (["--banks", "absent.npz"], "bank not found"),
+        (["--banks", "{bank}", "--reference", "smollm2-dflash"], "--reference"),
+        (["--banks", "{bank}", "--resamples", "0"], "--resamples"),
+        (["--banks", ""], "at least one bank"),
+    ],
+)
+def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    (bank,) = saved(tmp_path, a=study_bank(0.0, texts=1))
+    given = [part.format(bank=bank) for part in arguments]
+    assert run(*given, "--out", str(tmp_path / "out")) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "own"),
+    [
+        (acceptance, ["--banks", "--reference", "--blocks", "--resamples", "--seed"]),
+        (threshold_sweep, ["--bank", "--on", "--steps", "--resamples", "--seed"]),
+        (reliability, ["--bank", "--temperatures", "--domain", "--blocks"]),
+        (drafter_depth, ["--results", "--gamma"]),
+        (draft_length, ["--results", "--latency", "--layers"]),
+    ],
+)
+def test_help_documents_every_option(module: ModuleType, own: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        module.main(["--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert all(option in text for option in ["--out", *own])
+    assert "2607.05147" in text

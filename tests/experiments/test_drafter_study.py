@@ -1,0 +1,113 @@
+"""Several drafters trained, measured and timed by one command, on the tiny target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dsim.drafts import read_bank
+from dsim.errors import InputError
+from experiments import draft_length, drafter_depth, drafter_study, gpu_drafters
+
+RECIPE = """
+target = "tiny"
+[text]
+train = 16
+vocabulary = 16
+calibration = 16
+temperature = 1.0
+max_new_tokens = 40
+taps = [1, 3]
+shard = 16
+rows = 16
+[drafter]
+gamma = 3
+layers = 1
+rank = 4
+vocabulary = 28
+taps = [1, 3, -1]
+[training]
+anchors = 200
+anchors_per_sequence = 8
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A recipe that takes a second, its text in a cache of its own."""
+    monkeypatch.setenv("DSIM_CACHE_DIR", str(tmp_path / "cache"))
+    file = tmp_path / "study.toml"
+    file.write_text(RECIPE)
+    return str(file)
+
+
+def test_study_makes_the_tables_that_the_reports_read(recipe: str, tmp_path: Path) -> None:
+    out = tmp_path / "study"
+    command = ["--recipe", recipe, "--anchors", "64", "--drafters", "dspark,dflash", "--depths", "1,2"]
+    command += ["--lengths", "2,3", "--prompts", "24", "--repeats", "3", "--jobs", "1", "--out", str(out)]
+    drafter_study.main(command)
+    depth, length = pd.read_csv(out / "depth.csv"), pd.read_csv(out / "length.csv")
+    assert set(zip(depth["drafter"], depth["layers"], strict=True)) == {
+        (drafter, layers) for drafter in ("dspark", "dflash") for layers in (1, 2)
+    }
+    assert set(length["gamma"]) == {2, 3}
+    for table in (depth, length):
+        assert ((table["tau_low"] <= table["tau"]) & (table["tau"] <= table["tau_high"])).all()
+        assert (table["tau"] > 1).all()
+        assert (table["tau"] < table["gamma"] + 1).all()
+    # The mean over domains is just that.
+    own = depth[(depth["drafter"] == "dflash") & (depth["layers"] == 2)].set_index("domain")
+    assert np.isclose(own.loc["all", "tau"], own.drop("all")["tau"].mean())
+    # A drafter of both studies is one drafter.
+    both = [t[(t["drafter"] == "dspark") & (t["layers"] == 1) & (t["gamma"] == 3)]["tau"] for t in (depth, length)]
+    assert both[0].tolist() == both[1].tolist()
+    timings = pd.read_csv(out / "latency.csv")
+    assert (timings.loc[timings["head"] == "none", "head_ms"] == 0).all()
+    assert (timings["draft_ms"] > 0).all()
+
+    before = (out / "depth.csv").read_bytes()
+    drafter_study.main(command)  # all trainings are there: only measured again
+    assert (out / "depth.csv").read_bytes() == before
+
+    drafter_depth.main(["--results", str(out / "depth.csv"), "--out", str(tmp_path / "depth")])
+    draft_length.main(
+        ["--results", str(out / "length.csv"), "--latency", str(out / "latency.csv"), "--out", str(tmp_path / "length")]
+    )
+    assert (tmp_path / "depth" / "drafter_depth.png").is_file()
+    assert (tmp_path / "length" / "draft_length.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--drafters", "dspark,medusa", "--drafters': got 'medusa'"),
+        ("--drafters", "dspark,dspark", "each once"),
+        ("--depths", "1,x", "--depths"),
+        ("--depths", "0", "--depths"),
+        ("--lengths", "3,3", "distinct integers"),
+    ],
+)
+def test_study_bad_input(option: str, value: str, message: str, recipe: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        drafter_study.main(["--recipe", recipe, option, value, "--out", str(tmp_path / "study")])
+
+
+def test_gpu_script_runs_on_a_cpu(recipe: str, tmp_path: Path) -> None:
+    out = tmp_path / "gpu"
+    command = ["--recipe", recipe, "--anchors", "64", "--prompts", "24", "--calibration", "16"]
+    gpu_drafters.main([*command, "--device", "cpu", "--jobs", "1", "--out", str(out)])
+    dspark, dflash = (read_bank(out / "banks" / f"{name}.npz") for name in ("dspark", "dflash"))
+    assert dspark.header.drafter.startswith("dspark markov")
+    assert dflash.header.drafter.startswith("dflash")
+    assert dspark.bounds.tolist() == dflash.bounds.tolist()
+    assert '"device": "cpu"' in dspark.header.notes
+
+
+def test_gpu_script_needs_a_gpu_unless_told_otherwise(recipe: str, tmp_path: Path) -> None:
+    if __import__("torch").cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(InputError, match="there is no CUDA device"):
+        gpu_drafters.main(["--recipe", recipe, "--out", str(tmp_path)])

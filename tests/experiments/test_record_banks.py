@@ -1,0 +1,353 @@
+"""The recording script from its command line, on the tiny target: banks that replay, going on, bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dsim.drafter.build import DrafterFile, drafter_hash, read_drafter, write_drafter  # noqa: E402
+from dsim.drafter.drafter import FINAL, DrafterConfig  # noqa: E402
+from dsim.drafter.prompts import generate_prompts, prompts_hash  # noqa: E402
+from dsim.drafter.target import LlamaTarget  # noqa: E402
+from dsim.drafter.tiny import tiny_target  # noqa: E402
+from dsim.drafter.train import new_drafter  # noqa: E402
+from dsim.drafts import BankDrafts, read_bank, read_temperatures  # noqa: E402
+from dsim.drafts.reliability import visited_rows  # noqa: E402
+from dsim.errors import InputError  # noqa: E402
+from dsim.scenario import Point, simulate  # noqa: E402
+from dsim.schema import load_scenario  # noqa: E402
+from experiments import record_banks  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+OPTIONS = ["--target", "tiny", "--prompts", "30", "--calibration", "12", "--shard", "12", "--max-new-tokens", "40"]
+GAMMAS = {"dspark": 4, "mtp": 2}
+OUTPUTS = ["banks.csv", "dspark.npz", "dspark.temperatures.json", "mtp.npz", "mtp.temperatures.json", "parts"]
+
+
+def make(target: LlamaTarget, kind: str) -> Any:
+    """An untrained drafter whose confidences say something."""
+    config = DrafterConfig(
+        kind=kind,
+        gamma=GAMMAS[kind],
+        layers=1,
+        taps=(FINAL,) if kind == "mtp" else (1, 3, FINAL),
+        head="markov" if kind == "dspark" else "none",
+        rank=4 if kind == "dspark" else 0,
+        vocab_size=30,
+        temperature=0.6,
+        shape=target.shape,
+        target=target.name,
+        fingerprint=target.fingerprint,
+    )
+    drafter = new_drafter(config, target, torch.arange(30), 0)
+    with torch.no_grad():
+        drafter.confidence.linear.weight.normal_(std=0.2, generator=torch.Generator().manual_seed(1))
+    return drafter
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One cache for the text of all tests here; and one thread."""
+    folder, before = tmp_path_factory.mktemp("cache"), torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DSIM_CACHE_DIR", str(folder))
+        yield folder
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A file for each of two drafters of different block sizes."""
+    folder, target = tmp_path_factory.mktemp("drafters"), tiny_target()
+    for kind in GAMMAS:
+        drafter = make(target, kind)
+        write_drafter(drafter, folder / f"{kind}.safetensors", DrafterFile(drafter.config, {"anchors": 5}))
+    return {kind: folder / f"{kind}.safetensors" for kind in GAMMAS}
+
+
+def run(out: Path, files: dict[str, Path], *options: str) -> None:
+    given = [part for name, file in files.items() for part in ("--drafter", f"{name}={file}")]
+    record_banks.main([*given, *OPTIONS, "--jobs", "1", "--out", str(out), *options])
+
+
+@pytest.fixture(scope="module")
+def recorded(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both drafters, recorded."""
+    out = tmp_path_factory.mktemp("recorded") / "out"
+    run(out, files)
+    return out
+
+
+def results(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(out.iterdir()) if path.is_file()}
+
+
+# -- what comes out ---------------------------------------------------------------------------------------
+
+
+def test_the_files(recorded: Path) -> None:
+    assert sorted(path.name for path in recorded.iterdir()) == OUTPUTS
+    table = pd.read_csv(recorded / "banks.csv")
+    assert table["drafter"].tolist() == ["dspark", "mtp"]
+    assert table.columns[:4].tolist() == ["drafter", "positions", "steps", "tau"]
+
+
+@pytest.mark.parametrize("name", GAMMAS)
+def test_the_header(name: str, recorded: Path, files: dict[str, Path]) -> None:
+    header = read_bank(recorded / f"{name}.npz").header
+    target = tiny_target()
+    drafter, _ = read_drafter(files[name], target)
+    assert (header.gamma, header.kind, header.target, header.source) == (GAMMAS[name], "recorded", target.name, "dsim")
+    assert header.drafter == {"dspark": "dspark markov 1 layers", "mtp": "mtp 1 layers"}[name]
+    assert header.domains == ("math", "code", "chat")
+    notes = json.loads(header.notes)
+    assert notes["drafter_hash"] == drafter_hash(drafter)
+    assert notes["target_fingerprint"] == target.fingerprint
+    assert notes["prompts"] == prompts_hash(generate_prompts(30, seed=0, split="evaluation"))
+    assert (notes["temperature"], notes["trained_at_temperature"], notes["draws"]) == (0.6, 0.6, 1)
+    assert (notes["seed"], notes["device"], notes["anchors"]) == (0, "cpu", 5)
+    assert read_temperatures(recorded / f"{name}.temperatures.json", GAMMAS[name]) == header.temperatures
+
+
+def test_all_banks_are_on_the_same_texts(recorded: Path) -> None:
+    one, two = (read_bank(recorded / f"{name}.npz") for name in GAMMAS)
+    np.testing.assert_array_equal(one.bounds, two.bounds)
+    np.testing.assert_array_equal(one.domain, two.domain)
+    assert np.diff(one.bounds).min() > 5
+    assert 5 < len(one.domain) <= 30
+
+
+@pytest.mark.parametrize("name", GAMMAS)
+def test_every_row_that_replay_uses_was_recorded(name: str, recorded: Path) -> None:
+    bank = read_bank(recorded / f"{name}.npz")
+    for first, usable in zip(bank.bounds[:-1], bank.usable(), strict=True):
+        rows = slice(first, first + usable)
+        # Zeros stand where nothing was recorded: alpha 0, and a logit of 0 in the middle of the 256 bytes.
+        nothing = (np.abs(bank.confidence_bytes[rows] - 127.5) < 1) & (bank.alpha_bytes[rows] == 0)
+        assert not nothing.all(axis=1).any()
+
+
+@pytest.mark.parametrize("name", GAMMAS)
+def test_the_table_is_what_decoding_with_full_verification_gives(name: str, recorded: Path) -> None:
+    bank = read_bank(recorded / f"{name}.npz")
+    row = pd.read_csv(recorded / "banks.csv").set_index("drafter").loc[name]
+    visited = visited_rows(bank.accepted, bank.bounds, bank.usable())
+    assert row["positions"] == bank.usable().sum()
+    assert row["steps"] == visited.size
+    assert row["tau"] == pytest.approx(1 + bank.accepted[visited].mean())
+    assert row["alpha_1"] == pytest.approx(bank.alpha[visited, 0].mean(), abs=2e-3)
+    second = visited[bank.accepted[visited] >= 1]
+    assert row["alpha_2"] == pytest.approx(bank.alpha[second, 1].mean(), abs=2e-3)
+
+
+def test_a_scenario_replays_it(recorded: Path) -> None:
+    small = {
+        "load.users": [4],
+        "load.scored_min": 8,
+        "load.scored_per_user": 1,
+        "measure.seeds": 1,
+        "drafters.dspark.bank": str(recorded / "dspark.npz"),
+        "drafts.source": "recorded",
+        "drafts.gamma": 4,
+    }
+    scenario = load_scenario("decode-node", small)
+    row = simulate(scenario, Point("dspark", 0, users=4)).row
+    assert row["drafts_source"] == BankDrafts(read_bank(recorded / "dspark.npz"), seed=0).label
+    assert row["drafts_source"].startswith("recorded:dsim:dspark markov 1 layers")
+    assert 1 < row["accepted_length"] < 5
+
+
+# -- the same bytes ---------------------------------------------------------------------------------------
+
+
+def test_twice_the_same_bytes(recorded: Path, files: dict[str, Path], tmp_path: Path) -> None:
+    run(tmp_path / "out", files)
+    assert results(tmp_path / "out") == results(recorded)
+    # Parts are there: nothing is recorded again.
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "parts").rglob("*.npz")}
+    run(tmp_path / "out", files)
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    assert results(tmp_path / "out") == results(recorded)
+
+
+def test_broken_off_and_gone_on_with(
+    recorded: Path, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The size of the parts is no matter, so small ones will do.
+    monkeypatch.setattr(record_banks, "PART", 5)
+    real, calls = record_banks.record_part, []
+
+    def record_part(*args: Any, **options: Any) -> None:
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        calls.append(args)
+        real(*args, **options)
+
+    monkeypatch.setattr(record_banks, "record_part", record_part)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "out", files)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["parts"]
+    assert len(list((tmp_path / "out").rglob("*.npz"))) == 3
+    monkeypatch.setattr(record_banks, "record_part", real)
+    run(tmp_path / "out", files)
+    assert results(tmp_path / "out") == results(recorded)
+
+
+def test_more_prompts_go_on_where_fewer_ended(
+    recorded: Path, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_banks, "PART", 5)
+    # 22 prompts of the 30 that there is text for.
+    run(tmp_path / "out", files, "--prompts", "22")
+    few = read_bank(tmp_path / "out" / "dspark.npz")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("part-*.npz")}
+    run(tmp_path / "out", files)
+    assert results(tmp_path / "out") == results(recorded)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    many = read_bank(tmp_path / "out" / "dspark.npz")
+    assert len(few.domain) < len(many.domain)
+    rows = few.accepted.size
+    np.testing.assert_array_equal(many.accepted[:rows], few.accepted)
+
+
+def test_other_draws_seeds_and_drafters_are_other_work(files: dict[str, Path], recorded: Path, tmp_path: Path) -> None:
+    one = {"dspark": files["dspark"]}
+    kept = {}
+    for name, options in (("plain", []), ("seed", ["--seed", "1"]), ("draws", ["--draws", "2"])):
+        run(tmp_path / "out", one, *options)
+        kept[name] = read_bank(tmp_path / "out" / "dspark.npz")
+    both = read_bank(recorded / "dspark.npz")
+    # Alone the same tokens as among others (numbers that went through other matrix shapes may round otherwise).
+    np.testing.assert_array_equal(kept["plain"].accepted, both.accepted)
+    assert np.abs(kept["plain"].alpha_bytes.astype(int) - both.alpha_bytes).max() <= 1
+    assert not np.array_equal(kept["seed"].accepted, both.accepted)
+    assert len(kept["draws"].domain) == 2 * len(both.domain)
+    np.testing.assert_array_equal(kept["draws"].domain, np.repeat(both.domain, 2))
+    np.testing.assert_array_equal(np.diff(kept["draws"].bounds), np.repeat(np.diff(both.bounds), 2))
+    assert len(list((tmp_path / "out" / "parts").iterdir())) == 6
+
+
+@pytest.mark.slow
+def test_two_processes(files: dict[str, Path], recorded: Path, tmp_path: Path) -> None:
+    run(tmp_path / "out", files, "--jobs", "2")
+    assert results(tmp_path / "out") == results(recorded)
+
+
+# -- bad input --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["dspark"], "field '--drafter': got 'dspark', expected NAME=FILE"),
+        (["=FILE"], "field '--drafter': got '=FILE', expected NAME=FILE"),
+        (["dspark="], "field '--drafter': got 'dspark=', expected NAME=FILE"),
+        (["a/b=FILE"], "field '--drafter': got 'a/b=FILE', expected NAME=FILE"),
+        (["a=FILE", "a=FILE"], "field '--drafter': got 'a=FILE', expected 'a' once"),
+        (["a=absent.safetensors"], "absent.safetensors: is not there"),
+    ],
+)
+def test_drafters_given_wrongly(given: list[str], message: str, tmp_path: Path) -> None:
+    drafters = [part for text in given for part in ("--drafter", text)]
+    with pytest.raises(InputError) as error:
+        record_banks.main([*drafters, *OPTIONS, "--out", str(tmp_path / "out")])
+    assert str(error.value) == message
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--temperature", "0"], "field 'temperature': Input should be greater than 0, got 0.0"),
+        (["--temperature", "nan"], "field 'temperature': Input should be a finite number, got nan"),
+        (["--seed", "-1"], "field '--seed': got -1, expected 0 or more"),
+        (["--max-new-tokens", "1"], "field 'max_new_tokens': Input should be greater than or equal to 2, got 1"),
+        (["--taps", "9"], "field 'taps': got (9,), expected layers 0 to 3"),
+        (["--target", "tony"], "field 'target': got 'tony', expected one of smollm2, tiny, hf:PATH"),
+        (["--max-new-tokens", "5"], "field '--prompts': no answer has more than 5 tokens, got 30"),
+    ],
+)
+def test_values_that_make_no_sense(options: list[str], message: str, files: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        run(tmp_path / "out", files, *options)
+    assert message in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_drafter_of_another_target(tmp_path: Path) -> None:
+    drafter = make(tiny_target(seed=1), "mtp")
+    write_drafter(drafter, tmp_path / "other.safetensors", DrafterFile(drafter.config))
+    with pytest.raises(
+        InputError, match=r"other.safetensors, field 'fingerprint': was made for tiny-1 .*not for tiny-0"
+    ):
+        run(tmp_path / "out", {"x": tmp_path / "other.safetensors"})
+    assert not (tmp_path / "out").exists()
+
+
+def test_text_for_fewer_prompts_is_not_taken_for_more(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSIM_CACHE_DIR", str(tmp_path / "cache"))
+    run(tmp_path / "out", files, "--prompts", "10")
+    with pytest.raises(InputError, match="shard-000000, field 'prompts': holds fewer prompts, got 10, expected 12"):
+        run(tmp_path / "out", files)
+    for shard in (tmp_path / "cache").rglob("evaluation*/shard-000000"):
+        shutil.rmtree(shard)
+    run(tmp_path / "out", files)
+
+
+def test_a_damaged_part_is_named(recorded: Path, files: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(recorded, tmp_path / "out")
+    part = next((tmp_path / "out" / "parts").rglob("part-*.npz"))
+    part.write_bytes(part.read_bytes()[:-40])
+    with pytest.raises(InputError, match=f"{part}: is no recording of 'dspark'"):
+        run(tmp_path / "out", files)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "the following arguments are required: --drafter"),
+        (["--drafter", "a=b", "--taps", "1,x"], "argument --taps: got '1,x', expected layers as in 2,11,20"),
+        (["--drafter", "a=b", "--prompts", "0"], "argument --prompts: got '0', expected an integer >= 1"),
+    ],
+)
+def test_bad_options(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        record_banks.main(options)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        record_banks.main(["--help"])
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    for part in ("--drafter NAME=FILE", "--draws N", "Example: python experiments/record_banks.py"):
+        assert part in shown
+
+
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    script = str(ROOT / "experiments" / "record_banks.py")
+    done = subprocess.run(
+        [sys.executable, script, "--target", "tiny", "--drafter", "a=absent.safetensors"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (2, "error: absent.safetensors: is not there\n")
+    assert not list(tmp_path.iterdir())
