@@ -9,20 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor  # noqa: E402
-
-from dsim.drafter.build import Drafter  # noqa: E402
-from dsim.drafter.corpus import Corpus, generate_corpus  # noqa: E402
-from dsim.drafter.drafter import FINAL, DrafterConfig  # noqa: E402
-from dsim.drafter.prompts import Prompt  # noqa: E402
-from dsim.drafter.sampling import pick, rejected, residual  # noqa: E402
-from dsim.drafter.target import LlamaTarget  # noqa: E402
-from dsim.drafter.tiny import tiny_target  # noqa: E402
-from dsim.drafter.train import Recipe, Trainer, new_drafter  # noqa: E402
-from dsim.drafter.vocabulary import vocabulary_of  # noqa: E402
+from dsim.drafter.build import Drafter
+from dsim.drafter.corpus import Corpus, generate_corpus
+from dsim.drafter.drafter import FINAL, DrafterConfig
+from dsim.drafter.prompts import Prompt
+from dsim.drafter.sampling import pick, rejected, residual
+from dsim.drafter.target import LlamaTarget
+from dsim.drafter.tiny import tiny_target
+from dsim.drafter.train import Recipe, Trainer, new_drafter
+from dsim.drafter.vocabulary import vocabulary_of
 
 VOCAB, GAMMA, HEAT, TAPS = 12, 4, 0.9, (0, 1, 3)
 #: Kind, head and taps of every sort of drafter.

@@ -279,6 +279,20 @@ def test_every_sequence_once_an_epoch(start: Start) -> None:
     assert epochs[0] != epochs[1]
 
 
+def test_steps_go_on_through_the_sequences(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, numbers = start(sequences=3), []
+    real = trainer._sequence
+
+    def spy(number: int) -> Any:
+        numbers.append(number)
+        return real(number)
+
+    monkeypatch.setattr(trainer, "_sequence", spy)
+    for _ in range(3):
+        trainer.train_step()
+    assert numbers == list(range(9))
+
+
 def test_a_step_is_the_mean_over_its_sequences(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     import dsim.drafter.train as module
 

@@ -13,21 +13,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from dsim.drafter.build import DrafterFile, drafter_hash, read_drafter, write_drafter  # noqa: E402
-from dsim.drafter.drafter import FINAL, DrafterConfig  # noqa: E402
-from dsim.drafter.prompts import generate_prompts, prompts_hash  # noqa: E402
-from dsim.drafter.target import LlamaTarget  # noqa: E402
-from dsim.drafter.tiny import tiny_target  # noqa: E402
-from dsim.drafter.train import new_drafter  # noqa: E402
-from dsim.drafts import BankDrafts, read_bank, read_temperatures  # noqa: E402
-from dsim.drafts.reliability import visited_rows  # noqa: E402
-from dsim.errors import InputError  # noqa: E402
-from dsim.scenario import Point, simulate  # noqa: E402
-from dsim.schema import load_scenario  # noqa: E402
-from experiments import record_banks  # noqa: E402
+from dsim.drafter.build import DrafterFile, drafter_hash, read_drafter, write_drafter
+from dsim.drafter.drafter import FINAL, DrafterConfig
+from dsim.drafter.prompts import generate_prompts, prompts_hash
+from dsim.drafter.target import LlamaTarget
+from dsim.drafter.tiny import tiny_target
+from dsim.drafter.train import new_drafter
+from dsim.drafts import BankDrafts, read_bank, read_temperatures
+from dsim.drafts.reliability import visited_rows
+from dsim.errors import InputError
+from dsim.scenario import Point, simulate
+from dsim.schema import load_scenario
+from experiments import record_banks
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = ["--target", "tiny", "--prompts", "30", "--calibration", "12", "--shard", "12", "--max-new-tokens", "40"]

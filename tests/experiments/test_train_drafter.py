@@ -11,17 +11,16 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from dsim.drafter.build import drafter_hash, read_drafter  # noqa: E402
-from dsim.drafter.corpus import Corpus  # noqa: E402
-from dsim.drafter.drafter import FINAL  # noqa: E402
-from dsim.drafter.recipe import load_recipe  # noqa: E402
-from dsim.drafter.tiny import tiny_target  # noqa: E402
-from dsim.drafter.train import Trainer  # noqa: E402
-from dsim.errors import InputError  # noqa: E402
-from experiments import train_drafter  # noqa: E402
+from dsim.drafter.build import drafter_hash, read_drafter
+from dsim.drafter.corpus import Corpus
+from dsim.drafter.drafter import FINAL
+from dsim.drafter.recipe import load_recipe
+from dsim.drafter.tiny import tiny_target
+from dsim.drafter.train import Trainer
+from dsim.errors import InputError
+from experiments import train_drafter
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = {
