@@ -1,4 +1,4 @@
-"""What replaying coupled recordings is worth: its law against that of live decoding (DESIGN.md, contract 2).
+"""What replaying coupled recordings is worth: its law against that of live speculative decoding (docs/drafts.md).
 
 A target of 10 tokens, a trained DSpark drafter, one prompt and four tokens that the target writes alone. Live:
 `Speculation.live` of the conftest. Replay: a fresh text of the target for every request, a block drafted jointly with

@@ -83,7 +83,7 @@ def close(one: Rows, two: Rows) -> None:
 
 
 class Brute:
-    """Blocks as DESIGN.md, contract 2, says them, in plain Python with a whole pass of the target for every token."""
+    """Blocks as docs/drafter.md says them, in plain Python with a whole pass of the target for every token."""
 
     def __init__(self, target: LlamaTarget, drafter: Drafter, tokens: npt.NDArray[np.int64]) -> None:
         self.target, self.drafter, self.tokens = target, drafter, tokens
