@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -12,6 +13,8 @@ from dsim.drafter import smollm2
 from dsim.drafter.corpus import Corpus, generate_corpus
 from dsim.drafter.prompts import Prompt
 from dsim.drafter.target import LlamaTarget
+from dsim.drafts import read_bank
+from experiments import record_banks, train_drafter
 
 pytestmark = [
     pytest.mark.slow,
@@ -70,3 +73,33 @@ def test_its_own_text_is_likely(target: LlamaTarget, tmp_path: Path) -> None:
         assert torch.nn.functional.cross_entropy(logits, answer) < 1.5
         log_z = torch.logsumexp(logits / 0.6, dim=-1)
         np.testing.assert_allclose(found.log_z[found.prompt - 1 : -1], log_z, atol=0.05)
+
+
+def test_from_prompts_to_a_bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text, training, recording and replay, each of them for seconds."""
+    model = smollm2.model_path()
+    monkeypatch.setenv("DSIM_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "cache" / "models").mkdir(parents=True)
+    smollm2.model_path().symlink_to(model)
+    text = ("train=6", "vocabulary=3", "calibration=3", "shard=3", "rows=6", "max_new_tokens=24")
+    settings = [f"text.{item}" for item in text]
+    settings += ["drafter.vocabulary=1024", "drafter.rank=8", "drafter.layers=1", "training.anchors=400"]
+    command = ["--recipe", "quick", "--jobs", "1", "--out", str(tmp_path / "drafter")]
+    train_drafter.main([*command, *(part for item in settings for part in ("--set", item))])
+    curve = pd.read_csv(tmp_path / "drafter" / "learning_curve.csv")
+    assert curve["tv"].iloc[-1] < curve["tv"].iloc[0]
+    record_banks.main(
+        [
+            *("--drafter", f"quick={tmp_path / 'drafter' / 'drafter.safetensors'}", "--prompts", "3"),
+            *("--calibration", "3", "--shard", "3", "--max-new-tokens", "24", "--jobs", "1"),
+            *("--out", str(tmp_path / "banks")),
+        ]
+    )
+    bank = read_bank(tmp_path / "banks" / "quick.npz")
+    assert bank.header.target == smollm2.NAME
+    assert bank.header.domains == ("math", "code", "chat")
+    assert np.all(bank.alpha[:, 0] <= 1)
+    # The accepted count is one draw of what alpha says; both are small here, and agree within chance.
+    used = np.concatenate([np.arange(a, b - 8) for a, b in zip(bank.bounds[:-1], bank.bounds[1:], strict=True)])
+    alpha, accepted = bank.alpha[used, 0], bank.accepted[used] >= 1
+    assert abs(alpha.mean() - accepted.mean()) < 4 * np.sqrt((alpha * (1 - alpha)).sum() + 1) / len(used)
