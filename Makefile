@@ -7,6 +7,7 @@ BASE := $(VENV)/.stamp-base
 TEST := $(VENV)/.stamp-test
 DEV := $(VENV)/.stamp-dev
 DRAFTER := $(VENV)/.stamp-drafter
+ALL := $(VENV)/.stamp-all
 JOBS ?= 2
 
 .PHONY: pareto test test-all bench target-model lint format types clean
@@ -17,7 +18,8 @@ pareto: $(BASE)
 test: $(TEST)
 	$(PY) -m pytest -n $(JOBS)
 
-test-all: $(TEST)
+# With transformers, so that the tests of its adapter run too.
+test-all: $(ALL)
 	$(PY) -m pytest -n $(JOBS) -m "not bench"
 
 bench: $(TEST)
@@ -54,6 +56,10 @@ $(DRAFTER): pyproject.toml | $(PY)
 $(TEST): pyproject.toml | $(PY)
 	$(PIP) -e '.[test]'
 	touch $@ $(DRAFTER) $(BASE)
+
+$(ALL): pyproject.toml | $(PY)
+	$(PIP) -e '.[test,hf]'
+	touch $@ $(TEST) $(DRAFTER) $(BASE)
 
 $(DEV): pyproject.toml | $(PY)
 	$(PIP) -e '.[dev]'
