@@ -21,7 +21,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from dsim.errors import InputError
-from dsim.plotstyle import GRID, INK, SOFT, agg_renderer, arm_styles, new_figure, panel_title, style
+from dsim.plotstyle import GRID, INK, SOFT, agg_renderer, arm_styles, panel_title, style
 from dsim.published import published
 
 FloatArray = npt.NDArray[np.float64]
@@ -58,8 +58,6 @@ PAPER_DRAFTERS = {
 }
 #: The published target of Figs. 2 to 6.
 PAPER_TARGET = "Qwen3-4B"
-#: Dots an inch of saved figures (`dsim.plotstyle`).
-SAVED_DPI = 160
 #: Line of what was published.
 PUBLISHED: dict[str, Any] = {"linestyle": (0, (1.5, 1.5)), "linewidth": 1.2}
 
@@ -149,15 +147,6 @@ def _keyed(table: pd.DataFrame, by: list[str], value: str) -> pd.DataFrame:
 
 
 # -- figures ---------------------------------------------------------------------------------------------
-
-
-def wide_figure(
-    ncols: int, nrows: int = 1, *, width: float, height: float, title: str
-) -> tuple[Figure, npt.NDArray[np.object_]]:
-    """`new_figure` at the resolution it is saved at: text is hinted, and wide captions are measured to the pixel."""
-    fig, axes = new_figure(ncols, nrows, width=width, height=height, title=title)
-    fig.set_dpi(SAVED_DPI)
-    return fig, axes
 
 
 # -- lines -----------------------------------------------------------------------------------------------

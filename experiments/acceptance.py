@@ -38,9 +38,8 @@ from dsim.figures_drafts import (
     row_name,
     share_limits,
     value_line,
-    wide_figure,
 )
-from dsim.plotstyle import SOFT, caption, panel_title, save_figure
+from dsim.plotstyle import SOFT, caption, new_figure, panel_title, save_figure
 from experiments._banks import (
     VISITED,
     Opened,
@@ -345,7 +344,7 @@ def draw_curves(banks: Sequence[Opened], curves: pd.DataFrame, notes: str, out: 
     names = domain_names(banks[0])
     table = comparable(published_acceptance(), names)
     shown = [name for name in names if name in set(table["domain"])]
-    fig, axes = wide_figure(
+    fig, axes = new_figure(
         len(names),
         2 if shown else 1,
         width=2.9 * len(names) + 1.3,
@@ -427,7 +426,7 @@ def draw_lengths(
     shown = [name for name in names if name in set(table["domain"])]
     others = [one for one in banks if one is not reference and one.group == reference.group]
     panels = 1 + bool(shown) + bool(others)
-    fig, axes = wide_figure(panels, width=4.1 * panels, height=4.1, title="Accepted length (bonus included)")
+    fig, axes = new_figure(panels, width=4.1 * panels, height=4.1, title="Accepted length (bonus included)")
     caption(
         fig,
         f"{notes} Hollow: the paper's Table 1 (published; {PAPER_TARGET}, T = 1, blocks of 7, mean of the domain's "

@@ -31,9 +31,8 @@ from dsim.figures_drafts import (
     published_round,
     room_at_right,
     value_line,
-    wide_figure,
 )
-from dsim.plotstyle import caption, panel_title, save_figure
+from dsim.plotstyle import caption, new_figure, panel_title, save_figure
 from experiments._banks import bank_parser, title
 from experiments._common import positive_int, print_table, run_main, staged_output, write_csv, written
 from experiments._trained import (
@@ -152,7 +151,7 @@ def draw(results: pd.DataFrame, out: Path) -> None:
     names = domains_of(results)
     paper = comparable(published_draft_length(), names)
     shown = len(paper) > 0
-    fig, axes = wide_figure(
+    fig, axes = new_figure(
         len(names),
         2 if shown else 1,
         width=2.7 * len(names) + 1.3,
@@ -189,7 +188,7 @@ def layers_text(results: pd.DataFrame) -> str:
 
 def draw_latency(latency: pd.DataFrame, out: Path) -> None:
     """The head's cost: ours at the left, the paper's at the right. They divide by different things."""
-    fig, axes = wide_figure(2, width=10.4, height=3.9, title="What the sequential head adds")
+    fig, axes = new_figure(2, width=10.4, height=3.9, title="What the sequential head adds")
     devices = ", ".join(dict.fromkeys(latency["device"]))
     repeats = latency["repeats"]
     many = f"{repeats.min()}" if repeats.min() == repeats.max() else f"{repeats.min()} to {repeats.max()}"

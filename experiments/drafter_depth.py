@@ -26,9 +26,8 @@ from dsim.figures_drafts import (
     one_title_a_column,
     published_depth,
     room_at_right,
-    wide_figure,
 )
-from dsim.plotstyle import caption, save_figure
+from dsim.plotstyle import caption, new_figure, save_figure
 from experiments._banks import bank_parser, title
 from experiments._common import positive_int, print_table, run_main, staged_output, write_csv, written
 from experiments._trained import (
@@ -112,7 +111,7 @@ def draw(results: pd.DataFrame, out: Path) -> None:
     names = domains_of(results)
     paper = comparable(published_depth(), names)
     shown = len(paper) > 0
-    fig, axes = wide_figure(
+    fig, axes = new_figure(
         len(names),
         2 if shown else 1,
         width=2.7 * len(names) + 1.3,

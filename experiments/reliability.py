@@ -30,9 +30,8 @@ from dsim.figures_drafts import (
     row_name,
     share_limits,
     text_in,
-    wide_figure,
 )
-from dsim.plotstyle import SOFT, caption, legend, save_figure
+from dsim.plotstyle import SOFT, caption, legend, new_figure, save_figure
 from dsim.published import published
 from experiments._banks import (
     VISITED,
@@ -216,7 +215,7 @@ def draw(one: Opened, found: Mapping[str, Measured], domain: str, args: argparse
     """Diagrams and histograms at positions 1, 3, 5, 7: ours above, the paper's below."""
     positions = [k for k in SHOWN if k <= one.gamma]
     color = drafter_style(one.drafter).color
-    fig, axes = wide_figure(
+    fig, axes = new_figure(
         len(positions),
         4,
         width=2.55 * len(positions) + 0.9,

@@ -29,9 +29,8 @@ from dsim.figures_drafts import (
     row_name,
     share_limits,
     sweep_line,
-    wide_figure,
 )
-from dsim.plotstyle import SOFT, caption, save_figure
+from dsim.plotstyle import SOFT, caption, new_figure, save_figure
 from dsim.policy import make_view
 from experiments._banks import (
     Opened,
@@ -164,7 +163,7 @@ def draw(one: Opened, table: pd.DataFrame, args: argparse.Namespace, out: Path) 
     """A column a domain: tokens a round above, acceptance rate below."""
     names = domain_names(one)
     look, known = drafter_style(one.drafter), comparable(published_sweep(), one.domains)
-    fig, axes = wide_figure(
+    fig, axes = new_figure(
         len(names),
         2,
         width=2.9 * len(names) + 1.2,

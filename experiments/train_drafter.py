@@ -80,7 +80,7 @@ def prompts_of(recipe: RecipeFile, file: Path | None) -> dict[str, list[Prompt]]
 
 
 def shards_of(recipe: RecipeFile, prompts: dict[str, list[Prompt]]) -> tuple[int, int]:
-    """Shards of the split train, and how many of them (the last ones) are reserved for the vocabulary."""
+    """Shards of the split train, and how many of them (the first ones) are reserved for the vocabulary."""
     text = recipe.text
     shards, reserved = (-(-count // text.shard) for count in (len(prompts["train"]), text.vocabulary))
     if shards <= reserved:

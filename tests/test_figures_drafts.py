@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import matplotlib
 import numpy as np
 import pytest
 
@@ -30,9 +31,8 @@ from dsim.figures_drafts import (
     room_at_right,
     share_limits,
     value_line,
-    wide_figure,
 )
-from dsim.plotstyle import agg_renderer, caption
+from dsim.plotstyle import agg_renderer, caption, new_figure, style
 from dsim.published import published
 
 
@@ -104,7 +104,7 @@ def test_labels_are_moved_apart_and_stay_inside() -> None:
 
 
 def test_end_labels_stand_beside_the_panel_within_the_figure() -> None:
-    fig, axes = wide_figure(1, width=5, height=3, title="t")
+    fig, axes = new_figure(1, width=5, height=3, title="t")
     caption(fig, "words " * 60)
     ax = axes[0, 0]
     for level in (0.50, 0.51, 0.52):
@@ -124,7 +124,7 @@ def test_end_labels_stand_beside_the_panel_within_the_figure() -> None:
 
 
 def test_what_is_drawn_is_what_is_given() -> None:
-    _, axes = wide_figure(4, width=12, height=3, title="t")
+    _, axes = new_figure(4, width=12, height=3, title="t")
     look = drafter_style("dspark")
     ax = axes[0, 0]
     value_line(ax, [1, 2], [0.5, 0.6], look, low=[0.4, np.nan], high=[0.6, np.nan])
@@ -144,3 +144,13 @@ def test_what_is_drawn_is_what_is_given() -> None:
     assert axes[0, 1].get_ylim() == (0.0, 3.0)
     with pytest.raises(InputError, match="one a column"):
         one_title_a_column(axes, ["a"])
+
+
+def test_a_wide_caption_stays_inside_the_saved_figure() -> None:
+    fig, _ = new_figure(4, width=13, height=3, title="t")
+    caption(fig, "Recorded: drafters trained here, blocks of seven, il ll ii. " * 12)
+    with style():
+        assert fig.dpi == matplotlib.rcParams["savefig.dpi"]
+    renderer = agg_renderer(fig)
+    (text,) = [item for item in fig.texts if len(item.get_text()) > 100]
+    assert text.get_window_extent(renderer).x1 <= fig.bbox.x1

@@ -23,11 +23,16 @@ BITS = 53
 
 
 def _mix(value: UIntArray) -> UIntArray:
-    value = value ^ (value >> np.uint64(30))
-    value = value * _M1
-    value = value ^ (value >> np.uint64(27))
-    value = value * _M2
-    return value ^ (value >> np.uint64(31))
+    """The finalizer, in place (products wrap around); returns its argument."""
+    scratch = value >> np.uint64(30)
+    value ^= scratch
+    value *= _M1
+    np.right_shift(value, np.uint64(27), out=scratch)
+    value ^= scratch
+    value *= _M2
+    np.right_shift(value, np.uint64(31), out=scratch)
+    value ^= scratch
+    return value
 
 
 def hash64(seed: int, *key: npt.ArrayLike) -> UIntArray:
@@ -71,19 +76,8 @@ def block_luck(seed: int, request: int, first: int, positions: int, gamma: int) 
     state = np.arange(first + 1, first + positions + 1, dtype=np.uint64)
     state *= _GOLDEN
     state += np.uint64(hash64_int(seed, request))
-    _mix_in_place(state)
+    _mix(state)
     luck = state[:, None] + _GOLDEN * np.arange(1, gamma + 1, dtype=np.uint64)
-    _mix_in_place(luck)
+    _mix(luck)
     luck >>= np.uint64(64 - BITS)
     return luck
-
-
-def _mix_in_place(value: UIntArray) -> None:
-    scratch = value >> np.uint64(30)
-    value ^= scratch
-    value *= _M1
-    np.right_shift(value, np.uint64(27), out=scratch)
-    value ^= scratch
-    value *= _M2
-    np.right_shift(value, np.uint64(31), out=scratch)
-    value ^= scratch
