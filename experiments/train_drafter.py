@@ -172,7 +172,7 @@ def train(
 ) -> None:
     """Run a recipe, from wherever it is, to the folder `out`; arguments are the options of those names."""
     # All that can be wrong with a recipe is found before an hour of text is made.
-    optimization = recipe.recipe()
+    optimization = recipe.training
     if prompts_file is None:
         recipe.text.check()
     target = load_target(recipe.target, device=device)

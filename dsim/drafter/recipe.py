@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -74,31 +75,13 @@ class DrafterSection(_Section):
     taps: list[int] = [2, 11, 20, 29, FINAL]
 
 
-class TrainingSection(_Section):
-    """The optimization; see `dsim.drafter.train.Recipe`."""
-
-    anchors: int = 1_000_000
-    sequences: int = 2
-    anchors_per_sequence: int = 64
-    learning_rate: float = 1.5e-3
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    warmup: float = 0.02
-    decay: float = 0.2
-    seed: int = 0
-    ce: float = 0.1
-    tv: float = 0.9
-    confidence: float = 1.0
-    bf16: bool = False
-
-
 class RecipeFile(_Section):
     """A whole recipe."""
 
     target: str = "smollm2"
     text: TextSection = TextSection()
     drafter: DrafterSection = DrafterSection()
-    training: TrainingSection = TrainingSection()
+    training: Recipe = Recipe()
 
     def config(self, target: Target) -> DrafterConfig:
         """The drafter's description for a target.
@@ -129,10 +112,6 @@ class RecipeFile(_Section):
             target=target.name,
             fingerprint=target.fingerprint,
         )
-
-    def recipe(self) -> Recipe:
-        """The optimization, checked."""
-        return Recipe(**self.training.model_dump())
 
 
 def recipe_path(name: str) -> Path:
@@ -186,12 +165,21 @@ def text_section(**values: Any) -> TextSection:
 
 def _validated(model: type[_Model], raw: Any, file: Path | None = None) -> _Model:
     try:
-        return model.model_validate(raw)
+        # As JSON: in Python's strict mode pydantic takes no table for a dataclass.
+        return model.model_validate_json(json.dumps(raw, default=str))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
+        inner = first.get("ctx", {}).get("error")
+        if isinstance(inner, InputError):  # from the checks of a dataclass
+            raise InputError(
+                inner.message, file=file, field=f"{where}.{inner.field}", value=inner.value, expected=inner.expected
+            ) from None
         value = None if first["type"] == "missing" else first["input"]
-        raise InputError(first["msg"], file=file, field=where, value=value) from None
+        # A dataclass's word for what sections call an extra input.
+        unknown = first["type"] == "unexpected_keyword_argument"
+        what = "Extra inputs are not permitted" if unknown else first["msg"]
+        raise InputError(what, file=file, field=where, value=value) from None
 
 
 def text_folder(target: Target, text: TextSection, split: str) -> Path:

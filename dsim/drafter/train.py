@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -60,9 +60,12 @@ class Recipe:
         Matrix products in bfloat16 (weights stay float32).
     """
 
+    # Recipe files are checked against this class: unknown keys and other types are errors there.
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
     anchors: int = 1_000_000
     sequences: int = 2
-    anchors_per_sequence: int = 64
+    anchors_per_sequence: int = 24
     learning_rate: float = 1.5e-3
     weight_decay: float = 0.01
     clip: float = 1.0

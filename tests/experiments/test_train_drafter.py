@@ -283,9 +283,9 @@ def test_own_prompts_given_wrongly(
     ("changes", "message"),
     [
         ({"training__lerning_rate": "1"}, "field 'training.lerning_rate': Extra inputs are not permitted, got 1"),
-        ({"training__anchors": "0"}, "field 'anchors': got 0, expected at least 1"),
-        ({"training__warmup": "0.9"}, "field 'decay': got 0.2, expected warmup and decay together at most 1"),
-        ({"training__seed": "-1"}, "field 'seed': got -1, expected at least 0"),
+        ({"training__anchors": "0"}, "field 'training.anchors': got 0, expected at least 1"),
+        ({"training__warmup": "0.9"}, "field 'training.decay': got 0.2, expected warmup and decay together at most 1"),
+        ({"training__seed": "-1"}, "field 'training.seed': got -1, expected at least 0"),
         ({"target": '"smollm3"'}, "field 'target': got 'smollm3', expected one of smollm2, tiny, hf:PATH"),
         ({"drafter__kind": "dflash"}, "field 'head': got 'markov', expected a sequential head for dspark, none other"),
         ({"drafter__head": "lstm"}, "field 'head': got 'lstm', expected one of none, markov, gated, rnn"),
