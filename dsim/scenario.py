@@ -307,7 +307,7 @@ def _live(scenario: Scenario, arm: ArmSection, gamma: int, seed: int, requests: 
     models, drafter = scenario.drafts.live or LiveSection(), scenario.drafters[arm.drafter]
     shipped = None if models.target == "tiny" else SHIPPED_BANKS.get(arm.drafter)
     try:
-        drafts: DraftSource = importlib.import_module("dsim.drafter.live").open_live(
+        drafts: DraftSource = importlib.import_module("dsim.drafter.sources").open_live(
             target=models.target,
             device=models.device,
             drafter=arm.drafter,

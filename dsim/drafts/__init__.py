@@ -12,8 +12,6 @@ from dsim.drafts.bank import (
     write_bank,
 )
 from dsim.drafts.calibrate import (
-    OnlineCalibration,
-    OnlineSts,
     StsFit,
     apply_temperatures,
     calibrated,
@@ -23,6 +21,7 @@ from dsim.drafts.calibrate import (
     split_blocks,
     write_temperatures,
 )
+from dsim.drafts.online import OnlineCalibration, OnlineSts
 from dsim.drafts.presets import PRESETS, preset_curves, preset_spec, published_curve, read_curve
 from dsim.drafts.source import BankDrafts, DraftSource
 from dsim.drafts.synthetic import SyntheticSpec, bank_report, generate, synthetic_bank

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dsim.drafter.build import DrafterFile, write_drafter  # noqa: E402
-from dsim.drafter.live import _drafter, open_live  # noqa: E402
+from dsim.drafter.sources import _drafter, open_live  # noqa: E402
 from dsim.errors import InputError  # noqa: E402
 from dsim.scenario import Point, check_scenario, simulate  # noqa: E402
 from dsim.schema import load_scenario, parse_scenario  # noqa: E402
@@ -164,7 +164,7 @@ def test_a_missing_library_says_what_to_install(name, monkeypatch):
     real = importlib.import_module
 
     def absent(module, package=None):
-        if module == "dsim.drafter.live":
+        if module == "dsim.drafter.sources":
             raise ModuleNotFoundError(f"No module named '{name}'", name=name)
         return real(module, package)
 
