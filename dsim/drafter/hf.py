@@ -49,7 +49,6 @@ def load(path_or_name: str | Path, *, device: str = "cpu", dtype: torch.dtype = 
         transformers is not installed; the model is not there, damaged, or its weights are not those of its config; or
         it is no decoder whose hidden states, head and cache a drafter could use.
     """
-    transformers = _transformers()
     if dtype not in TOLERANCE:
         raise InputError(field="dtype", value=str(dtype), expected=", ".join(str(known) for known in TOLERANCE))
     folder = Path(path_or_name)
@@ -58,6 +57,7 @@ def load(path_or_name: str | Path, *, device: str = "cpu", dtype: torch.dtype = 
             raise InputError("holds no model", file=folder, expected="a folder with config.json")
     elif isinstance(path_or_name, Path) or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", path_or_name):
         raise InputError("is not there", file=folder, expected="a folder with a model, or a name like owner/model")
+    transformers = _transformers()
     source = str(path_or_name)
     options = {"trust_remote_code": False, "local_files_only": folder.exists()}
     with _refused(source, "the config"):

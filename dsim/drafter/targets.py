@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from dsim.drafter.target import Target
@@ -52,6 +50,5 @@ def load_target(name: str, *, device: str = "cpu") -> Target:
     if name.startswith("hf:") and name != "hf:":
         from dsim.drafter import hf
 
-        source = name.removeprefix("hf:")
-        return hf.load(str(Path(source)) if Path(source).exists() else source, device=device, dtype=dtype)
+        return hf.load(name.removeprefix("hf:"), device=device, dtype=dtype)
     raise InputError(field="target", value=name, expected=f"one of {', '.join(NAMES)}")
