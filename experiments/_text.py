@@ -31,6 +31,21 @@ class Overrides(argparse.Action):
         setattr(namespace, self.dest, {**getattr(namespace, self.dest), key: value})
 
 
+def add_recipe(cli: argparse.ArgumentParser, default: str) -> None:
+    """Options ``--recipe`` (a name or file) and ``--set`` (``overrides``: dict of dotted recipe key to value)."""
+    cli.add_argument(
+        "--recipe", default=default, metavar="NAME", help="gpu, long, quick, or a .toml (default: %(default)s)"
+    )
+    cli.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        dest="overrides",
+        action=Overrides,
+        default={},
+        help="change one key of the recipe (training.anchors=50000); may be repeated",
+    )
+
+
 def _generate(
     name: str,
     text: TextSection,

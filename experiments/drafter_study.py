@@ -33,7 +33,7 @@ from dsim.errors import InputError
 from experiments import train_drafter
 from experiments._banks import ALL, MIN_TEXTS, interval, ratio, resampled_sums, with_all
 from experiments._common import OneLineParser, positive_int, print_table, run_main, write_csv
-from experiments._text import Overrides, make_text
+from experiments._text import add_recipe, make_text
 
 RESAMPLES = 2000
 HEADS = {"dflash": "none", "dspark": "markov", "dspark-rnn": "rnn"}
@@ -66,15 +66,7 @@ class Variant:
 def options() -> argparse.ArgumentParser:
     """Command line of the script."""
     cli = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cli.add_argument("--recipe", default="long", metavar="NAME", help="text and training (default: %(default)s)")
-    cli.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        dest="overrides",
-        action=Overrides,
-        default={},
-        help="change one key of the recipe",
-    )
+    add_recipe(cli, "long")
     cli.add_argument(
         "--anchors", type=positive_int, default=60_000, metavar="N", help="a drafter (default: %(default)s)"
     )

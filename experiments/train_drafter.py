@@ -31,7 +31,7 @@ from dsim.drafter.vocabulary import choose_vocabulary, covered
 from dsim.errors import InputError
 from dsim.plotstyle import GRID, caption, legend, new_figure, save_figure, style
 from experiments._common import OneLineParser, positive_int, print_table, run_main, staged_output, write_csv, written
-from experiments._text import Overrides, make_text
+from experiments._text import add_recipe, make_text
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -39,15 +39,7 @@ CHECKPOINT = "checkpoint.safetensors"
 def options() -> argparse.ArgumentParser:
     """Command line of the script."""
     cli = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cli.add_argument("--recipe", default="quick", metavar="NAME", help="quick, long, or a .toml (default: %(default)s)")
-    cli.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        dest="overrides",
-        action=Overrides,
-        default={},
-        help="change one key of the recipe (training.anchors=50000); may be repeated",
-    )
+    add_recipe(cli, "quick")
     cli.add_argument(
         "--prompts",
         metavar="FILE.jsonl",
