@@ -42,8 +42,9 @@ RESULTS = (
     "tau_low",
     "tau_high",
 )
-#: Columns of timings: ``draft_ms`` is the whole draft of a block, ``head_ms`` the sequential head's part of it.
-LATENCY = ("head", "gamma", "layers", "vocab", "device", "draft_ms", "head_ms", "repeats")
+#: Columns of timings: ``draft_ms`` is the whole draft of a block, ``head_ms`` the sequential head's part of it,
+#: ``verify_ms`` the target's pass over the block.
+LATENCY = ("head", "gamma", "layers", "vocab", "device", "draft_ms", "head_ms", "verify_ms", "repeats")
 HEADS = ("none", "markov", "gated", "rnn")
 _TEXT = ("drafter", "head", "domain", "device")
 _WHOLE = ("layers", "gamma", "anchors", "vocab", "repeats")
@@ -81,7 +82,7 @@ def read_results(path: str | Path | None, shipped: str, option: str = "--results
 
 
 def read_latency(path: str | Path | None, shipped: str, option: str = "--latency") -> pd.DataFrame:
-    """Timings of drafting steps, checked; with columns ``key`` and ``overhead`` (head over the rest, a fraction)."""
+    """Timings of drafting steps, checked; with columns ``key`` and ``overhead`` (head over the rest of a round)."""
     table, file = _read(path, shipped, LATENCY, option)
     for position, row in enumerate(table.to_dict("records"), start=2):
         if row["head"] not in HEADS:
@@ -90,10 +91,12 @@ def read_latency(path: str | Path | None, shipped: str, option: str = "--latency
             _bad(file, position, "draft_ms", row["draft_ms"], "a number > 0")
         if not 0 <= row["head_ms"] < row["draft_ms"]:
             _bad(file, position, "head_ms", row["head_ms"], f"at least 0 and below draft_ms = {row['draft_ms']:g}")
+        if not row["verify_ms"] > 0:
+            _bad(file, position, "verify_ms", row["verify_ms"], "a number > 0")
     _once(table, ["head", "gamma", "layers", "vocab", "device"], file)
     keys = {"none": "dflash", "markov": "dspark", "rnn": "dspark-rnn", "gated": "dspark gated"}
     table["key"] = table["head"].map(keys)
-    table["overhead"] = table["head_ms"] / (table["draft_ms"] - table["head_ms"])
+    table["overhead"] = table["head_ms"] / (table["draft_ms"] + table["verify_ms"] - table["head_ms"])
     return table
 
 

@@ -9,7 +9,7 @@ makes them:
 temperature, domain, tau, tau_low, tau_high (95 % interval over held-out texts, or empty), alpha_1, alpha_2, ...
 
 --latency, one row a timing: head, gamma, layers, vocab (draft vocabulary), device, draft_ms (a whole block's draft, the
-head included), head_ms (the head's part of it), repeats.
+head included), head_ms (the head's part of it), verify_ms (the target's pass over the block), repeats.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ def length_table(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def latency_table(latency: pd.DataFrame) -> pd.DataFrame:
-    """The timings, the head's overhead over the rest of the draft, and the paper's over a whole round."""
+    """The timings, and what the head adds to a round without it, here and in the paper."""
     paper = published_round().set_index(["drafter", "gamma"])["overhead"]
-    names = ["head", "gamma", "layers", "vocab", "device", "draft_ms", "head_ms", "repeats", "overhead"]
+    names = ["head", "gamma", "layers", "vocab", "device", "draft_ms", "head_ms", "verify_ms", "repeats", "overhead"]
     known = [float(paper.get((row["key"], row["gamma"]), np.nan)) for row in latency.to_dict("records")]
     return latency[names].assign(published_round_overhead=known)
 
@@ -187,16 +187,16 @@ def layers_text(results: pd.DataFrame) -> str:
 
 
 def draw_latency(latency: pd.DataFrame, out: Path) -> None:
-    """The head's cost: ours at the left, the paper's at the right. They divide by different things."""
+    """The head's cost: ours at the left, the paper's at the right."""
     fig, axes = new_figure(2, width=10.4, height=3.9, title="What the sequential head adds")
     devices = ", ".join(dict.fromkeys(latency["device"]))
     repeats = latency["repeats"]
     many = f"{repeats.min()}" if repeats.min() == repeats.max() else f"{repeats.min()} to {repeats.max()}"
     caption(
         fig,
-        f"Left: measured here on {devices}, {many} repeats: the head's time over the rest of the draft. Right: the "
-        f"paper's Fig. 4 (published; {PAPER_TARGET}, batch size 128): a whole round over DFlash's, the target's pass "
-        "included. The two have different denominators.",
+        "Both: the head's time over a round without it, the draft and the target's pass over the block. Left: measured "
+        f"here on {devices}, one request at a time, medians of {many} repeats. Right: the paper's Fig. 4 (published; "
+        f"{PAPER_TARGET}, batch size 128).",
     )
     left, right = axes[0]
     paper = published_round()
@@ -217,7 +217,7 @@ def draw_latency(latency: pd.DataFrame, out: Path) -> None:
         ax.set_xlabel("block size gamma")
         ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
         ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
-    left.set_ylabel("head / rest of the draft")
+    left.set_ylabel("round / round without the head - 1")
     right.set_ylabel("round / DFlash's round - 1")
     panel_title(left, f"Measured: {devices}")
     panel_title(right, f"Published: {PAPER_TARGET}, whole round")

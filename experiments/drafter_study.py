@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -215,21 +215,26 @@ def _alphas(texts: list[Measured], domains: list[str], wanted: Sequence[int], ga
     return columns
 
 
-def _median_ms(run: Any, repeats: int, device: str) -> float:
-    times = []
+def _medians_ms(runs: Sequence[Callable[[], None]], repeats: int, device: str) -> list[float]:
+    """Median times, taken in turns: what slows the machine for a while slows all of them."""
+    times: list[list[float]] = [[] for _ in runs]
     for repeat in range(repeats + 3):
-        began = time.perf_counter()
-        run()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        if repeat >= 3:  # the first ones warm up
-            times.append((time.perf_counter() - began) * 1e3)
-    return statistics.median(times)
+        for run, own in zip(runs, times, strict=True):
+            began = time.perf_counter()
+            run()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            if repeat >= 3:  # the first ones warm up
+                own.append((time.perf_counter() - began) * 1e3)
+    return [statistics.median(own) for own in times]
 
 
 @torch.inference_mode()
 def latency_row(target: Target, drafter: Drafter, repeats: int, device: str) -> dict[str, Any]:
-    """Time of one request's draft, and of the sequential head's part: the whole less the same without a head."""
+    """Times of one request: its draft, the sequential head's part, and the target's pass over the block.
+
+    The head's part is the whole less the same without a head; 0 where noise is larger than it.
+    """
     config = drafter.config
     tokens = torch.arange(128, device=target.device)[None] % target.vocab_size
     start = torch.zeros(1, dtype=torch.int64, device=target.device)
@@ -241,19 +246,29 @@ def latency_row(target: Target, drafter: Drafter, repeats: int, device: str) -> 
     vocabulary = vocabulary_of(drafter.vocabulary_head.tokens, target.vocab_size)
     anchors, seen = tokens[:, -1], torch.full((1,), 127, device=target.device)
 
-    def whole() -> None:
+    def draft() -> None:
         drafter.draft(context, anchors, seen, vocabulary, config.temperature, lambda k, p: p.argmax(dim=-1))
 
-    both = _median_ms(whole, repeats, device)
-    head = getattr(drafter, "sequential", None)
-    alone = both
-    if head is not None:
-        drafter.sequential = None
-        confidence = drafter.confidence
-        # The confidence head's input shrinks with it; its cost is not the sequential head's.
-        drafter.confidence = type(confidence)(config.shape.hidden_size, 0).to(target.device)
-        alone = _median_ms(whole, repeats, device)
+    head, confidence = getattr(drafter, "sequential", None), drafter.confidence
+    # The confidence head reads less without a sequential one; that is not the latter's cost.
+    narrow = type(confidence)(config.shape.hidden_size, 0).to(target.device)
+
+    def headless() -> None:
+        drafter.sequential, drafter.confidence = None, narrow
+        draft()
         drafter.sequential, drafter.confidence = head, confidence
+
+    cache = target.new_cache(1, 128 + config.gamma)
+    target.extend(tokens[:, :-1], cache, start)
+    block = tokens[:, -1:].expand(1, config.gamma + 1)
+
+    def verification() -> None:
+        _, hidden = target.extend(block, cache, seen)
+        target.logits(hidden)
+
+    runs = [draft, verification] if head is None else [draft, verification, headless]
+    both, verify, *rest = _medians_ms(runs, repeats, device)
+    alone = rest[0] if rest else both
     return {
         "head": config.head,
         "gamma": config.gamma,
@@ -262,6 +277,7 @@ def latency_row(target: Target, drafter: Drafter, repeats: int, device: str) -> 
         "device": device_text(device),
         "draft_ms": both,
         "head_ms": max(0.0, both - alone),
+        "verify_ms": verify,
         "repeats": repeats,
     }
 

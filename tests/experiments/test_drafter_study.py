@@ -68,6 +68,7 @@ def test_study_makes_the_tables_that_the_reports_read(recipe: str, tmp_path: Pat
     timings = pd.read_csv(out / "latency.csv")
     assert (timings.loc[timings["head"] == "none", "head_ms"] == 0).all()
     assert (timings["draft_ms"] > 0).all()
+    assert (timings["verify_ms"] > 0).all()
 
     before = (out / "depth.csv").read_bytes()
     drafter_study.main(command)  # all trainings are there: only measured again
