@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import simpy
 
 from dsim.cost import StepCost
@@ -22,6 +23,8 @@ from dsim.prices import ArmPrices, DraftCost, nanoseconds
 from dsim.replica import Replica
 from dsim.telemetry import Records, RequestLog, StepLog
 from dsim.workload import ClosedLoop, OpenLoop, Workload
+
+IntArray = npt.NDArray[np.int64]
 
 ROUTERS = ("round-robin", "least-tokens", "power-of-two")
 
@@ -268,7 +271,10 @@ class Cluster:
         )
 
     def _audit(self, records: Records) -> None:
-        """Tokens in = tokens out, nobody lost, busy time = sum of steps, Little's law (all exact)."""
+        """Tokens in = tokens out, nobody lost, busy time = sum of steps, the laws of Little and of the response time.
+
+        All are exact, and every run of every experiment goes through them.
+        """
         steps, requests = records.steps, records.requests
 
         def check(name: str, left: int, right: int) -> None:
@@ -300,6 +306,43 @@ class Cluster:
         self._count(0)
         ends = np.where(finished, requests["finish_ns"], records.end_ns)
         check("Little's law: requests in the system", self._area_ns, int((ends - requests["arrival_ns"]).sum()))
+        self._audit_decode(records, check)
+        if isinstance(self.load, ClosedLoop):
+            self._audit_population(self.load, requests, check)
+
+    def _audit_decode(self, records: Records, check: Callable[[str, int, int], None]) -> None:
+        """Little's law for the decode alone, which ties the two tables together.
+
+        The steps' requests, over time, are the times that requests spent in decode: from the first token to the last
+        one, or to the last step of a replica that still runs. Waits are in between where a request was preempted, or
+        waited for a place after its prefill elsewhere.
+        """
+        steps, requests = records.steps, records.requests
+        last = np.zeros(records.replicas, dtype=np.int64)
+        np.maximum.at(last, steps["replica"], steps["end_ns"])
+        begun = requests["first_ns"] >= 0
+        first, finish, replica = (requests[name][begun] for name in ("first_ns", "finish_ns", "replica"))
+        until = np.where(finish >= 0, finish, last[replica])
+        in_tables = int(np.maximum(until - first, 0).sum())
+        in_steps = int((steps["requests"] * steps["step_ns"]).sum())
+        if records.colocated and not requests["preemptions"].any():
+            check("Little's law: requests in decode", in_steps, in_tables)
+        else:
+            check("Little's law: no more requests in decode than had begun", max(in_steps - in_tables, 0), 0)
+
+    def _audit_population(
+        self, load: ClosedLoop, requests: dict[str, IntArray], check: Callable[[str, int, int], None]
+    ) -> None:
+        """The response time law of a closed loop, N = X (R + Z), as what it counts.
+
+        A request is issued when a user starts, or a think time after a request has ended, and at no other time.
+        """
+        gap, ended = load.stagger_s / load.users, requests["finish_ns"][requests["finish_ns"] >= 0]
+        starts = [max(0, round(user * gap * 1e9)) for user in range(load.users)]
+        issued = np.sort(requests["arrival_ns"])
+        due = np.sort(np.concatenate([starts, ended + round(load.think_s * 1e9)]))[: issued.size]
+        wrong = issued.size if due.size < issued.size else int(np.count_nonzero(issued != due))
+        check("response time law: requests not issued by a user's start or a think time after an end", wrong, 0)
 
 
 def run_cluster(**options: Any) -> Records:

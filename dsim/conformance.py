@@ -278,13 +278,23 @@ def _flat_cost(subject: _Subject) -> None:
 
 
 def _infinite_cost(subject: _Subject) -> None:
-    requests, floor = 4, subject.traits.floor
+    # A table of few sizes hides some tokens' price, but not that of half the drafts of a batch this large.
+    coarse = subject.traits.coarse_prices
+    requests, floor = 24 if coarse else 4, subject.traits.floor
     tokens = requests * (1 + subject.gamma)
     confidence = subject.rng.uniform(0.8, 1.0, (requests, subject.gamma))
     owed = np.full(requests, min(floor, subject.gamma))
     # Every token beyond the base costs a hundred times the step without it.
     steep = 10.0 ** np.minimum(2.0 * np.maximum(np.arange(tokens + 1) - requests, 0), 300)
     answer = subject.settle(subject.view(requests, steep, confidence))
+    if coarse:
+        extra, most = int((answer - owed).sum()), (requests * subject.gamma - int(owed.sum())) // 2
+        if (answer < owed).any() or extra > most:
+            raise _Broken(
+                f"no draft can be worth its price, expected the floor {owed[0]} and at most {most} drafts more that "
+                f"a table of few sizes lets through, got {answer.tolist()}"
+            )
+        return
     if not np.array_equal(answer, owed):
         raise _Broken(f"no draft can be worth its price, expected the floor {owed.tolist()}, got {answer.tolist()}")
     if not subject.traits.pads_to_captured:
@@ -313,18 +323,20 @@ def _gain_guard(subject: _Subject) -> None:
 
 
 def _confidence_age(subject: _Subject) -> None:
-    age = subject.traits.confidence_age
+    age, floor = subject.traits.confidence_age, subject.traits.floor
+    # With 16 requests a table of few sizes may have one price for all numbers of drafts.
+    requests = 24 if subject.traits.coarse_prices else 16
     reacts = False
-    for view in subject.sloped_views(16):
-        noise = tuple(subject.rng.uniform(0, 1, (16, subject.gamma)).astype(np.float32) for _ in range(2))
+    for view in subject.sloped_views(requests):
+        noise = tuple(subject.rng.uniform(0, 1, (requests, subject.gamma)).astype(np.float32) for _ in range(2))
         exact = subject.settle(view)
         deeper = subject.settle(view._replace(history=view.history + noise))
         _same(exact, deeper, f"confidences older than the declared {age} steps change the answer")
         for level in (0.05, 1.0):
-            oldest = np.full((16, subject.gamma), level, dtype=np.float32)
+            oldest = np.full((requests, subject.gamma), level, dtype=np.float32)
             moved = subject.settle(view._replace(history=(*view.history[:-1], oldest)))
             reacts = reacts or not np.array_equal(exact, moved)
-    if age > 0 and not reacts:
+    if age > 0 and not reacts and floor < subject.gamma:  # else nothing is left to decide
         raise _Broken(f"it declares confidences {age} steps old, but none that old changes its answer")
 
 
@@ -370,6 +382,27 @@ def _lossless(subject: _Subject) -> None:
                         )
 
 
+def _feedback(subject: _Subject) -> None:
+    """Rounds of plan and outcome: nothing, some, everything accepted, in batches that change, none among them."""
+    if not callable(observe := getattr(subject.policy, "observe", None)):
+        raise _Broken(f"observe is {observe!r}, expected a method observe(verified, accepted)")
+    first: Any = copy.deepcopy(subject.policy)
+    second: Any = copy.deepcopy(subject.policy)
+    views = [view for requests in (16, 0, 1) for view in subject.sloped_views(requests)]
+    for share in (0.0, 0.5, 1.0, 0.0):
+        for view in views:
+            view = view._replace(caps=subject.rng.integers(0, subject.gamma + 1, view.requests), caps_bind=True)
+            verified = first.plan(view)
+            _check_form(verified, view)
+            _check_bounds(verified, view)
+            _same(verified, second.plan(view), "two copies that were told the same decide differently")
+            accepted = subject.rng.binomial(verified, share)
+            for twin in (first, second):
+                twin.observe(verified.astype(np.int64), accepted.astype(np.int64))
+        # A copy takes along what was learned.
+        second = pickle.loads(pickle.dumps(second))
+
+
 def _always(_: Policy) -> bool:
     return True
 
@@ -394,6 +427,7 @@ _RULES: tuple[_Rule, ...] = (
     ("gain guard", lambda policy: policy.traits.cost_driven and policy.traits.gain_guard > 0, _gain_guard),
     ("prices unread", lambda policy: not policy.traits.cost_driven, _prices_unread),
     ("accepted unread", lambda policy: not policy.traits.clairvoyant, _accepted),
+    ("feedback", lambda policy: getattr(policy, "observe", None) is not None, _feedback),
     ("lossless", lambda policy: policy.traits.lossless, _lossless),
 )
 

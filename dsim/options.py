@@ -44,6 +44,10 @@ class ReplicaConfig:
         Host time.
     clip_to_remaining
         Engine option: no more drafts are verified than the request has tokens left to produce.
+    admit_ahead
+        Colocated only: who joins a step is settled when the step before it starts, as in an engine that schedules
+        while the GPU runs (vLLM's asynchronous scheduling). A request that arrives during a step, and a slot or KV
+        blocks that become free in it, miss the next step. An idle replica admits at once.
     """
 
     max_seqs: int = 256
@@ -55,6 +59,7 @@ class ReplicaConfig:
     overlapped: bool = True
     host: HostCost = field(default_factory=HostCost)
     clip_to_remaining: bool = False
+    admit_ahead: bool = False
 
 
 def check_config(config: ReplicaConfig, gamma: int) -> None:
@@ -65,6 +70,13 @@ def check_config(config: ReplicaConfig, gamma: int) -> None:
             field="token_budget",
             value=config.token_budget,
             expected=f">= max_seqs x (1 + gamma) = {config.max_seqs * (1 + gamma)}",
+        )
+    if config.admit_ahead and not (config.colocated and config.overlapped):
+        raise InputError(
+            "an engine that admits a step ahead prefills in its own steps and schedules while the GPU runs",
+            field="admit_ahead",
+            value=True,
+            expected="False, or a colocated and overlapped engine",
         )
     if not 0 <= config.host.hidden_fraction <= 1 or not math.isfinite(config.host.ms(config.max_seqs)):
         raise InputError(field="host", value=config.host, expected="finite times and a hidden fraction in [0, 1]")

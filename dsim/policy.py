@@ -37,10 +37,24 @@ BUILTIN_POLICIES: dict[str, str] = {
     "threshold": "policies.threshold:Threshold",
     "dspark-alg1": "policies.dspark_alg1:DSparkAlgorithm1",
     "dspark": "policies.dspark:DSpark",
+    "tetris": "policies.tetris:Tetris",
+    "disco": "policies.disco:Disco",
+    "batch-table": "policies.batch_table:BatchTable",
+    "goodput": "policies.goodput:Goodput",
+    "marginal": "policies.marginal:Marginal",
+    "vllm-ascend": "policies.vllm_ascend:VllmAscend",
+    "vllm-adaptive": "policies.vllm_adaptive:VllmAdaptive",
+    "vllm-verify-adaptive": "policies.vllm_verify_adaptive:VllmVerifyAdaptive",
+    "sglang": "policies.sglang:Sglang",
+    "trtllm": "policies.trtllm:Trtllm",
+    "atom": "policies.atom:Atom",
+    "lab": "policies.lab:Lab",
     "oracle": "policies.oracle:Oracle",
 }
 
 ENTRY_POINT_GROUP = "dsim.policies"
+
+_ZERO = np.float32(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +73,9 @@ class Traits:
         Relative predicted gain below which the policy refuses to trim (0: none).
     pads_to_captured
         The policy fills the padding up to the next captured size, so it may admit tokens of no value.
+    coarse_prices
+        The policy prices steps by a table of few sizes, as its engine profiles them: what a token costs between
+        two of them is hidden from it.
     clairvoyant
         The policy reads `PolicyView.accepted`, which no real engine knows before verification.
     lossless
@@ -73,6 +90,7 @@ class Traits:
     floor: int = 0
     gain_guard: float = 0.0
     pads_to_captured: bool = False
+    coarse_prices: bool = False
     clairvoyant: bool = False
     lossless: bool = True
     needs_gamma: int = 0
@@ -94,7 +112,7 @@ class PolicyView(NamedTuple):
     history
         ``history[n]`` is float32[R, gamma]: the conditional confidences c_{r,k} of `n` steps ago, request by
         request; ``history[0]`` is the current block. A request that did not exist then has c = 1 (what vLLM
-        and SGLang assume). As deep as the policy's `Traits.confidence_age`.
+        and SGLang assume). As deep as the policy's `Traits.confidence_age`. Never NaN (see `without_nan`).
     verify_ms
         float64[>= base_tokens + R * gamma + 1]: milliseconds of the target's forward pass, indexed by the
         number of tokens *in the whole step* (decode tokens, drafts and prefill chunks together).
@@ -208,6 +226,11 @@ class Policy(Protocol):
 
     A policy object belongs to one replica of one run: the engine deep-copies the object it is given, so a
     policy may keep state between calls.
+
+    A policy may also have ``observe(verified, accepted)``, int64[R] each: the engine calls it when a step ends,
+    in the order of that step's view, with the drafts verified of each request and the accepted ones among them
+    (the leading run of them, those beyond the output's end included). It is told of a step before it plans the
+    next one. What was not verified stays unknown, as in a real engine.
     """
 
     traits: Traits
@@ -245,6 +268,18 @@ class BasePolicy:
         return hash(repr(self))
 
 
+def without_nan(confidence: Float32Array) -> Float32Array:
+    """The confidences as policies see them, in a new array: a NaN counts as 0 (and so does what is below 0).
+
+    Its survival and that of all later drafts of the block is then 0, for every policy alike. Left as it is, a
+    NaN would be the best candidate for one sort and the worst for another.
+
+    >>> without_nan(np.array([[0.5, np.nan, 0.25]], dtype=np.float32)).tolist()
+    [[0.5, 0.0, 0.25]]
+    """
+    return np.fmax(confidence, _ZERO)
+
+
 def make_view(
     confidence: npt.ArrayLike,
     verify_ms: npt.ArrayLike,
@@ -259,6 +294,7 @@ def make_view(
     queue_length: int = 0,
     time_s: float = 0.0,
     slo_tpot_ms: float = float("nan"),
+    step: int | None = None,
 ) -> PolicyView:
     """A view from a few arrays, for tests, notebooks and `check_policy`.
 
@@ -270,19 +306,30 @@ def make_view(
         [> R + prefill_tokens + R * gamma] milliseconds by tokens in the step.
     history
         Older confidences, one step old first. Padded with ones up to `depth`.
+    step
+        Number of the step; all requests are there since step 0. By default as many steps as `history` holds, so
+        that all of it was seen and the padding was not.
+
+    Raises
+    ------
+    InputError
+        Arrays that do not fit together, or values that no step has.
     """
-    current = np.asarray(confidence, dtype=np.float32)
+    current = without_nan(np.asarray(confidence, dtype=np.float32))
     if current.ndim != 2:
         raise InputError(field="confidence", value=current.shape, expected="an array [requests, gamma]")
     requests, gamma = current.shape
-    past = [np.asarray(item, dtype=np.float32) for item in history]
+    past = [without_nan(np.asarray(item, dtype=np.float32)) for item in history]
+    _check_view(current, past, verify_ms, prefill_tokens, draft_ms, caps, captured_sizes, accepted)
+    seen = len(past)
     while len(past) < depth:
         past.append(np.ones_like(current))
     sizes = np.asarray(captured_sizes, dtype=np.int64)
     limits = np.full(requests, gamma, dtype=np.int64) if caps is None else np.asarray(caps, dtype=np.int64)
     return PolicyView(
         history=(current, *past),
-        verify_ms=np.asarray(verify_ms, dtype=np.float64),
+        # A copy: what policies remember of a price curve, they remember by the array's identity.
+        verify_ms=np.array(verify_ms, dtype=np.float64),
         draft_ms=draft_ms,
         base_tokens=requests + prefill_tokens,
         sampling=requests,
@@ -292,7 +339,7 @@ def make_view(
         capture_limit=int(sizes[-1]) if sizes.size else 0,
         host_hidden_ms=0.0,
         host_exposed_ms=0.0,
-        step=0,
+        step=seen if step is None else step,
         born=np.zeros(requests, dtype=np.int64),
         slo_tpot_ms=slo_tpot_ms,
         produced=np.zeros(requests, dtype=np.int64),
@@ -301,6 +348,50 @@ def make_view(
         time_s=time_s,
         accepted=None if accepted is None else np.asarray(accepted, dtype=np.int64),
     )
+
+
+def _check_view(
+    current: Float32Array,
+    past: list[Float32Array],
+    verify_ms: npt.ArrayLike,
+    prefill_tokens: int,
+    draft_ms: float,
+    caps: npt.ArrayLike | None,
+    captured_sizes: npt.ArrayLike,
+    accepted: npt.ArrayLike | None,
+) -> None:
+    """Refuse what would be an index error, or nonsense, inside a policy."""
+    requests, gamma = current.shape
+
+    def need(good: object, field: str, value: object, expected: str) -> None:
+        if not good:
+            raise InputError(field=field, value=value, expected=expected)
+
+    for field, array in (("confidence", current), *((f"history[{n}]", item) for n, item in enumerate(past))):
+        need(array.shape == current.shape, field, array.shape, f"an array {list(current.shape)}, as the current one")
+        most = float(array.max(initial=0.0))
+        need(most <= 1, field, most, "probabilities of at most 1 (a NaN counts as 0)")
+    need(prefill_tokens >= 0, "prefill_tokens", prefill_tokens, "an integer >= 0")
+    need(0 <= draft_ms < np.inf, "draft_ms", draft_ms, "a finite number >= 0")
+    prices, base = np.asarray(verify_ms, dtype=np.float64), requests + prefill_tokens
+    last = base + requests * gamma
+    shape = f"one price for each of 0..{last} tokens: {base} without drafts, {requests} x {gamma} drafts"
+    need(prices.ndim == 1 and prices.size > last, "verify_ms", list(prices.shape), shape)
+    used = prices[max(base, 1) : last + 1]
+    wrong = ~(np.isfinite(used) & (used > 0))
+    if wrong.any():
+        place = max(base, 1) + int(np.argmax(wrong))
+        need(False, f"verify_ms[{place}]", float(prices[place]), "a finite number > 0")
+    for field, given in (("caps", caps), ("accepted", accepted)):
+        if given is not None:
+            counts = np.asarray(given)
+            fits = counts.shape == (requests,) and (counts.dtype.kind in "iu" or not counts.size)
+            fits = fits and bool(((counts >= 0) & (counts <= gamma)).all())
+            need(fits, field, counts.tolist(), f"{requests} integers in 0..{gamma}")
+    sizes = np.asarray(captured_sizes)
+    rising = sizes.ndim == 1 and (not sizes.size or (sizes.dtype.kind in "iu" and sizes[0] >= 1))
+    rising = rising and bool((np.diff(sizes) > 0).all())
+    need(rising, "captured_sizes", sizes.tolist(), "increasing integers >= 1")
 
 
 def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
@@ -402,7 +493,8 @@ def policy_name(policy: object) -> str:
 
 
 def _resolve(name: str) -> Callable[..., Any]:
-    target = known_policies().get(name, name)
+    # Built-in names come first; looking through all installed packages takes milliseconds.
+    target = BUILTIN_POLICIES.get(name) or known_policies().get(name, name)
     module_name, colon, class_name = target.rpartition(":")
     if not colon:
         known = ", ".join(sorted(known_policies()))

@@ -8,11 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dsim.cost import StepCost
+from dsim.errors import InputError
 from dsim.options import ReplicaConfig
 
 NS_PER_MS = 1_000_000
 # Prices that depend on the batch's mean context are made once for each stretch of this many tokens.
 _CONTEXT_STEP = 64
+# No step takes eleven days; the clock of a run counts whole nanoseconds.
+_LONGEST_MS = 1e9
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,8 @@ class ArmPrices:
         key = (requests if self._cost.depends_on_requests else 0, mean)
         table = self._tables.get(key)
         if table is None:
-            ms = self._cost.verify_table(max(1, requests), self.max_tokens, mean)
+            ms = np.asarray(self._cost.verify_table(max(1, requests), self.max_tokens, mean))
+            _check_table(ms, self.max_tokens)
             ns = np.rint(ms * NS_PER_MS).astype(np.int64)
             rounded = ns / NS_PER_MS
             rounded.flags.writeable = False
@@ -91,6 +95,26 @@ class ArmPrices:
             return min(max(rounded, low), high)
         self.left_contexts = True
         return float(rounded)
+
+
+def _check_table(ms: npt.NDArray[np.float64], last: int) -> None:
+    """Refuse a table that would end a run in an index error, or in prices that no policy can divide by."""
+    if ms.shape != (last + 1,):
+        raise InputError(
+            "the cost model's table does not reach the largest step",
+            field="verify_table",
+            value=list(ms.shape),
+            expected=f"an array [{last + 1}]",
+        )
+    wrong = ~((ms[1:] * NS_PER_MS >= 1) & (ms[1:] < _LONGEST_MS))
+    if wrong.any():
+        tokens = 1 + int(np.argmax(wrong))
+        raise InputError(
+            f"the cost model's price of {tokens} tokens is no duration",
+            field="verify_table",
+            value=float(ms[tokens]),
+            expected=f"milliseconds from 1e-6 to {_LONGEST_MS:g}",
+        )
 
 
 def nanoseconds(ms: float) -> int:

@@ -15,7 +15,7 @@ import simpy
 from dsim.drafts.source import DraftSource
 from dsim.errors import InputError
 from dsim.options import ReplicaConfig
-from dsim.policy import Policy, PolicyView, policy_name
+from dsim.policy import Policy, PolicyView, policy_name, without_nan
 from dsim.prices import ArmPrices
 from dsim.telemetry import RequestLog, StepLog
 
@@ -80,11 +80,14 @@ class Replica:
         # Optional method of a draft source: what became of the drafts.
         self._observe: Callable[[IntArray, IntArray, IntArray, IntArray], None] | None
         self._observe = getattr(drafts, "observe", None)
+        # The same of a policy: it knows the rows of its own view, not which requests they are.
+        self._feedback: Callable[[IntArray, IntArray], None] | None = getattr(policy, "observe", None)
         self.waiting: deque[int] = deque()
         self.prefilling: list[_Prompt] = []
         self.outstanding_tokens = 0  # prompt and output tokens not yet processed, for the router
         self.busy_ns = 0
         self._wake: simpy.Event | None = None
+        self._ahead = config.admit_ahead
         self._state = np.zeros((6, config.max_seqs), dtype=np.int64)
         self._seen_state = _frozen(self._state.view())
         self._count = 0
@@ -143,7 +146,7 @@ class Replica:
         """SimPy process: admit, draft, plan, wait for the step's time, commit."""
         timeout = self.env.timeout
         while True:
-            if self.waiting:
+            if self.waiting and not (self._ahead and (self._count or self.prefilling)):
                 self._admit()
             if not self._count and not self.prefilling:
                 self._wake = self.env.event()
@@ -155,7 +158,8 @@ class Replica:
             prefill_tokens, finishing = self._chunk() if self.prefilling else (0, 0)
             running = self._count
             base = running + prefill_tokens
-            verify_ns, verify_ms = self._table or self.prices.verify(running, self._mean_context())
+            context = self._mean_context()
+            verify_ns, verify_ms = self._table or self.prices.verify(running, context)
             accepted: IntArray | None = None
             lengths: IntArray | None = None
             drafts = draft_ns = 0
@@ -164,14 +168,17 @@ class Replica:
                 draft_ns = self.prices.draft_ns[running]
             gpu_ns = draft_ns + verify_ns[base + drafts]
             step_ns = max(gpu_ns, self.prices.host_hidden_ns[running]) + self.prices.host_exposed_ns[running]
+            if self._ahead and self.waiting:
+                self._admit()  # for the step after this one
             yield timeout(step_ns)
-            self._commit(step_ns, prefill_tokens, finishing, drafts, accepted, lengths)
+            self._commit(step_ns, context, prefill_tokens, finishing, drafts, accepted, lengths)
 
     def _plan(self, base: int, sampling: int, verify_ms: FloatArray) -> tuple[IntArray, IntArray, int]:
         """Draft for the requests in decode and ask the policy: accepted int64[R], lengths int64[R], their sum."""
         assert self.drafts is not None
         running = self._count
         confidence, accepted = self.drafts.draft(self._ids, self._positions)
+        confidence = without_nan(confidence)
         confidence.flags.writeable = False
         seen = (confidence, *self._history)
         self._history = seen[: self._depth]
@@ -201,8 +208,12 @@ class Replica:
         )
         try:
             lengths = self.policy.plan(view)
-        except InputError:
-            raise
+        except InputError as error:
+            # A policy knows neither its name nor its arm: a pinned table that is too small, for example.
+            what = f"policy {policy_name(self.policy)}" + (f": {error.message}" if error.message else "")
+            raise InputError(
+                what, file=error.file, line=error.line, field=error.field, value=error.value, expected=error.expected
+            ) from error
         except (Exception, SystemExit) as error:
             # A policy that exits would otherwise end the whole run, and successfully.
             raise InputError(
@@ -243,9 +254,23 @@ class Replica:
             )
         return array.astype(np.int64)
 
+    def _tell(self, verified: IntArray, accepted: IntArray) -> None:
+        """Tell the policy what became of the drafts that it had verified."""
+        assert self._feedback is not None
+        try:
+            self._feedback(verified, accepted)
+        except InputError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise InputError(
+                f"policy {policy_name(self.policy)} raised {type(error).__name__}: {error}",
+                field="observe(verified, accepted)",
+            ) from error
+
     def _commit(
         self,
         step_ns: int,
+        context: float,
         prefill_tokens: int,
         finishing: int,
         drafts: int,
@@ -266,6 +291,8 @@ class Replica:
                 if self._observe is not None:
                     # Copies: the source may keep them, and the state moves on.
                     self._observe(self._ids.copy(), self._positions.copy(), lengths.copy(), gained.copy())
+                if self._feedback is not None:
+                    self._tell(lengths.copy(), gained.copy())
                 hits = sum(gained.tolist()) if running <= _FEW else int(gained.dot(self._ones))
                 gained += 1
                 committed += hits
@@ -292,6 +319,7 @@ class Replica:
                 finishing,
                 running + prefill_tokens + drafts,
                 len(self.waiting),
+                round(context * running),
             )
         )
         if done is not None:

@@ -30,11 +30,13 @@ from dsim.drafts import (
     synthetic_bank,
     tilt,
 )
+from dsim.drafts.quality import parse_quality
 from dsim.errors import InputError
 from dsim.metrics import Slo, summarize
 from dsim.options import HostCost, ReplicaConfig
 from dsim.policy import Policy, load_policy
 from dsim.prices import DraftCost
+from dsim.probe import StepProbe, watched
 from dsim.profile import load_profile
 from dsim.schema import (
     MIN_WARMUP,
@@ -157,7 +159,7 @@ def bank_of(scenario: Scenario, drafter: str) -> Bank:
     # What does not shape a bank is left out: it could not be hashed, and would only split the cache.
     section = scenario.drafts.model_copy(update={"domains": None, "tilt": None, "gamma": 0})
     wanted = scenario.drafters[drafter]
-    bank = _bank(drafter, wanted.bank, section)
+    bank = _bank(wanted.like or drafter, wanted.bank, section)
     return bank if wanted.calibration in ("bank", "online") else _calibrated(bank, drafter, wanted.calibration)
 
 
@@ -179,9 +181,10 @@ def level_of(scenario: Scenario, drafter: str, bank: Bank) -> DomainTilt | None:
     """The tilt that gives a drafter's bank its published level; None where drafts are not tilted."""
     if scenario.drafts.source != "tilted":
         return None
-    to = scenario.drafters[drafter].tilt_to
+    wanted = scenario.drafters[drafter]
+    to = wanted.tilt_to
     key = tuple(sorted(to.items())) if isinstance(to, dict) else to
-    return _level(bank, drafter, scenario.drafts.preset or DEFAULT_PRESET, key)
+    return _level(bank, wanted.like or drafter, scenario.drafts.preset or DEFAULT_PRESET, key)
 
 
 def cost_of(scenario: Scenario) -> StepCost:
@@ -284,16 +287,19 @@ def _drafts(scenario: Scenario, arm: ArmSection, seed: int, requests: int = 1) -
     gamma = scenario.gamma(arm)
     if gamma == 0:
         return None
-    calibration = scenario.drafters[arm.drafter].calibration
+    wanted = scenario.drafters[arm.drafter]
+    calibration = wanted.calibration
     if scenario.drafts.source == "live":
         live = _live(scenario, arm, gamma, seed, requests)
         return OnlineCalibration(live, OnlineSts((1.0,) * gamma)) if calibration == "online" else live
-    bank = bank_of(scenario, arm.drafter)
-    section, level = scenario.drafts.tilt, level_of(scenario, arm.drafter, bank)
-    shift = None if section is None else Tilt(section.alpha, section.confidence)
-    if level is not None and shift is not None:
-        level = replace(level, then=shift)
-    drafts = BankDrafts(bank, gamma=gamma, seed=seed, tilt=level or shift)
+    bank, quality = bank_of(scenario, arm.drafter), parse_quality(wanted.confidence)
+    try:
+        drafts = BankDrafts(bank, gamma=gamma, seed=seed, tilt=tilt_of(scenario, arm.drafter, bank), quality=quality)
+    except InputError as error:
+        if error.field is None or not error.field.startswith("confidence"):
+            raise
+        field = f"drafters.{arm.drafter}.{error.field}"
+        raise InputError(error.message, field=field, value=error.value, expected=error.expected) from None
     if calibration == "online":
         # The map is learned anew in every run.
         return OnlineCalibration(drafts, OnlineSts((1.0,) * gamma))
@@ -302,15 +308,25 @@ def _drafts(scenario: Scenario, arm: ArmSection, seed: int, requests: int = 1) -
     return drafts
 
 
+def tilt_of(scenario: Scenario, drafter: str, bank: Bank) -> Tilt | DomainTilt | None:
+    """All that is done to the level of one of the scenario's drafters: its curve, and `drafts.tilt` on top."""
+    section, level = scenario.drafts.tilt, level_of(scenario, drafter, bank)
+    shift = None if section is None else Tilt(section.alpha, section.confidence)
+    if level is not None and shift is not None:
+        return replace(level, then=shift)
+    return level or shift
+
+
 def _live(scenario: Scenario, arm: ArmSection, gamma: int, seed: int, requests: int) -> DraftSource:
     """Drafter and target themselves. The simulator runs without their libraries: they are imported here, if at all."""
     models, drafter = scenario.drafts.live or LiveSection(), scenario.drafters[arm.drafter]
-    shipped = None if models.target == "tiny" else SHIPPED_BANKS.get(arm.drafter)
+    own = drafter.like or arm.drafter
+    shipped = None if models.target == "tiny" else SHIPPED_BANKS.get(own)
     try:
         drafts: DraftSource = importlib.import_module("dsim.drafter.sources").open_live(
             target=models.target,
             device=models.device,
-            drafter=arm.drafter,
+            drafter=own,
             weights=drafter.weights or shipped,
             gamma=gamma,
             seed=seed,
@@ -359,6 +375,7 @@ def _replica_config(section: ClusterSection) -> ReplicaConfig:
         overlapped=section.scheduling == "overlapped",
         host=HostCost(**section.host.model_dump(exclude_none=True)),
         clip_to_remaining=section.clip_to_remaining,
+        admit_ahead=section.admit_ahead,
     )
 
 
@@ -432,7 +449,9 @@ def _trace_source(workload: WorkloadSection, trace: Trace) -> str:
     return ":".join([trace.kind, trace.name, *done])
 
 
-def simulate(scenario: Scenario, point: Point, *, cost: StepCost | None = None) -> Result:
+def simulate(
+    scenario: Scenario, point: Point, *, cost: StepCost | None = None, probe: StepProbe | None = None
+) -> Result:
     """Run one arm at one load with one seed.
 
     Parameters
@@ -441,6 +460,8 @@ def simulate(scenario: Scenario, point: Point, *, cost: StepCost | None = None) 
         What to run.
     cost
         The scenario's cost model if it is already fitted.
+    probe
+        Sees every decision of the policy; its columns go into the row. It changes nothing.
 
     Returns
     -------
@@ -452,6 +473,9 @@ def simulate(scenario: Scenario, point: Point, *, cost: StepCost | None = None) 
     cost = cost_of(scenario) if cost is None else cost
     room = scenario.cluster.replicas * scenario.cluster.max_seqs
     drafts = _drafts(scenario, arm, seeds.trajectory, min(room, point.users or room))
+    policy = _policy(scenario, arm)
+    if probe is not None and drafts is not None:
+        drafts, policy = watched(drafts, policy, probe)
     trace = trace_of(scenario)
     open_loop = point.rate_scale is not None
     if point.rate_scale is not None:
@@ -471,7 +495,7 @@ def simulate(scenario: Scenario, point: Point, *, cost: StepCost | None = None) 
         cost=cost,
         drafts=drafts,
         draft_cost=DraftCost(scale=drafter.cost_scale, per_token=drafter.passes == "token"),
-        policy=_policy(scenario, arm),
+        policy=policy,
         stream=stream,
         load=_load(scenario, point, trace, cost),
         router=scenario.cluster.router or "round-robin",
@@ -505,4 +529,5 @@ def simulate(scenario: Scenario, point: Point, *, cost: StepCost | None = None) 
         "paired": drafts is None or drafts.paired,
         "extrapolated": records.extrapolated,
     }
-    return Result(records, identity | summarize(records, slo) | sources, scenario.load.window_s)
+    seen = {} if probe is None else probe.columns(records)
+    return Result(records, identity | summarize(records, slo) | seen | sources, scenario.load.window_s)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator, model_validator
 
+from dsim.drafts.quality import parse_quality
 from dsim.drafts.tilt import check_curve
 from dsim.errors import InputError
 
@@ -69,6 +70,7 @@ class ClusterSection(_Section):
     kv_blocks: PositiveInt = 65536
     scheduling: Literal["overlapped", "synchronous"] = "overlapped"
     clip_to_remaining: bool = False
+    admit_ahead: bool = False
     host: HostSection = HostSection()
 
     @model_validator(mode="after")
@@ -77,9 +79,13 @@ class ClusterSection(_Section):
             raise ValueError("'router' is not used by one replica")
         if self.prefill_chunk is not None and self.prefill == "disaggregated":
             raise ValueError("'prefill_chunk' is not used by prefill = 'disaggregated'")
+        if self.admit_ahead and self.prefill == "disaggregated":
+            raise ValueError("'admit_ahead' is not used by prefill = 'disaggregated'")
         host = self.host
         silent = host.base_ms == 0 and host.per_request_ms == 0
         if self.scheduling == "synchronous":
+            if self.admit_ahead:
+                raise ValueError("'admit_ahead' is not used by scheduling = 'synchronous'")
             if silent:
                 raise ValueError("scheduling = 'synchronous' changes nothing where there is no host time")
             if host.hidden_fraction is not None:
@@ -159,14 +165,18 @@ class DrafterSection(_Section):
 
     `bank` is a shipped name or a path (None: the one in `SHIPPED_BANKS`, or a generated one where drafts are
     synthetic), `tilt_to` its own curve where drafts are tilted (None: the preset's), `weights` the drafter itself where
-    drafts are live (None: that of the shipped bank; an untrained one for the tiny target). `cost_note` says where the
-    cost comes from (None: measured for one whole pass a block, assumed otherwise).
+    drafts are live (None: that of the shipped bank; an untrained one for the tiny target). `like` is the drafter whose
+    bank, curve and weights it takes where it names none (None: its own name). `confidence` distorts what policies see
+    of it (`dsim.drafts.quality`). `cost_note` says where the cost comes from (None: measured for one whole pass a
+    block, assumed otherwise).
     """
 
+    like: str | None = None
     bank: str | None = None
     weights: str | None = None
     tilt_to: str | dict[str, tuple[float, ...]] | None = None
     calibration: str = "bank"
+    confidence: str | dict[str, float] = "recorded"
     passes: Literal["block", "token"] = "block"
     cost_scale: Annotated[float, Field(gt=0, le=1e4)] = 1.0
     cost_note: Annotated[str, Field(pattern=r"^[^;,:\s]+$")] | None = None
@@ -189,6 +199,26 @@ class DrafterSection(_Section):
         if given not in CALIBRATIONS and not given.endswith(".json"):
             raise ValueError(f"got '{given}', expected one of {', '.join(CALIBRATIONS)}, or a .json file")
         return given
+
+    @field_validator("confidence", mode="before")
+    @classmethod
+    def _a_quality(cls, given: Any) -> Any:
+        try:
+            quality = parse_quality(given)
+        except InputError as error:
+            raise ValueError(str(error)) from None
+        return dict(quality.bias) if quality is not None and quality.bias else given
+
+    @model_validator(mode="after")
+    def _temperatures_that_are_seen(self) -> DrafterSection:
+        if self.calibration not in ("bank", "online") and is_replaced(self.confidence):
+            raise ValueError(f"'calibration' is not used by confidence = '{self.confidence}'")
+        return self
+
+
+def is_replaced(confidence: str | dict[str, float]) -> bool:
+    """Whether nothing of a drafter's own confidences is left."""
+    return isinstance(confidence, str) and confidence.startswith(("perfect", "constant"))
 
 
 #: What can be done to a drafter's confidences, beside the temperatures of a file.
@@ -373,11 +403,27 @@ class Scenario(_Section):
                 if getattr(drafter, key) is not None and idle:
                     raise ValueError(f"'drafters.{name}.{key}' is not used by drafts.source = '{source}'")
             key = "weights" if source == "live" else "bank"
-            if name in used and source != "synthetic" and getattr(drafter, key) is None and name not in SHIPPED_BANKS:
+            if drafter.like is not None and (drafter.like == name or self.names_all(drafter)):
+                raise ValueError(f"'drafters.{name}.like' changes nothing")
+            if source == "live" and drafter.confidence != "recorded":
+                raise ValueError(f"'drafters.{name}.confidence' is not used by drafts.source = 'live'")
+            own = drafter.like or name
+            if name in used and source != "synthetic" and getattr(drafter, key) is None and own not in SHIPPED_BANKS:
                 raise ValueError(f"drafter '{name}' has no {key}: 'drafters.{name}.{key}' is missing for '{source}'")
+        tilt = self.drafts.tilt
+        if tilt is not None and any(tilt.confidence) and used:
+            seen = [name for name in used if not is_replaced(self.drafters[name].confidence)]
+            if not seen:
+                raise ValueError("'drafts.tilt.confidence' is not used: every drafter's confidences are replaced")
         given = [name for name in SHAPE if getattr(self.drafts, name) is not None]
         if given and all(self.drafters[name].bank is not None for name in used):
             raise ValueError(f"'drafts.{given[0]}' shapes synthetic drafts; every drafter has a bank")
+
+    def names_all(self, drafter: DrafterSection) -> bool:
+        """Whether a drafter names everything that another one's name could stand for."""
+        if self.drafts.source == "live":
+            return drafter.weights is not None
+        return drafter.bank is not None and (self.drafts.source != "tilted" or drafter.tilt_to is not None)
 
     @field_validator("drafters", mode="before")
     @classmethod

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from dsim.cost import StepCost
 from dsim.errors import InputError
+from dsim.probe import StepProbe
 from dsim.scenario import Point, Result, check_scenario, cost_of, simulate
 from dsim.schema import MIN_WARMUP, Scenario
 
@@ -54,6 +55,7 @@ def run(
     jobs: int = 1,
     progress: bool = True,
     extract: Callable[[Result], Any] | None = None,
+    probe: Callable[[], StepProbe] | None = None,
 ) -> Sweep:
     """Run the points.
 
@@ -64,6 +66,8 @@ def run(
     extract
         Called with each `Result` where it was made (a module-level function); what it returns comes back too.
         The records themselves stay in the worker.
+    probe
+        Makes a probe for each run (a class, such as `dsim.probe.StepRegret`); its columns come into the table.
 
     Notes
     -----
@@ -76,7 +80,7 @@ def run(
     cost = cost_of(scenario)
     order = sorted(range(len(points)), key=lambda i: (-_effort(scenario, points[i]), i))
     outcomes: list[Outcome | None] = [None] * len(points)
-    tasks = (joblib.delayed(_task)(scenario, points[i], cost, extract, i) for i in order)
+    tasks = (joblib.delayed(_task)(scenario, points[i], cost, extract, probe, i) for i in order)
     parallel = joblib.Parallel(n_jobs=min(jobs, max(1, len(points))), return_as="generator_unordered", batch_size=1)
     bar = tqdm(
         total=len(points),
@@ -98,9 +102,14 @@ def run(
 
 
 def _task(
-    scenario: Scenario, point: Point, cost: StepCost, extract: Callable[[Result], Any] | None, index: int
+    scenario: Scenario,
+    point: Point,
+    cost: StepCost,
+    extract: Callable[[Result], Any] | None,
+    probe: Callable[[], StepProbe] | None,
+    index: int,
 ) -> tuple[int, Outcome]:
-    result = simulate(scenario, point, cost=cost)
+    result = simulate(scenario, point, cost=cost, probe=None if probe is None else probe())
     return index, (result.row, None if extract is None else extract(result))
 
 

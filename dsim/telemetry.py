@@ -23,6 +23,7 @@ STEP_COLUMNS = (
     "first_tokens",  # output tokens that prefill chunks produced (a prompt's last chunk)
     "batch_tokens",  # all tokens the target processed
     "queue",  # requests waiting at the replica
+    "context_tokens",  # of all requests in decode together; 0 where prices do not depend on the context
 )
 
 

@@ -376,7 +376,7 @@ def provenance(banks: Sequence[Opened]) -> str:
         sources = ", ".join(dict.fromkeys(one.source for one in own))
         known = sorted({one.temperature for one in own if one.temperature is not None})
         at = f" at T = {' and '.join(f'{t:g}' for t in known)}" if known else ""
-        word = "Recorded" if kind == "recorded" else "Synthetic, not recorded"
+        word = {"recorded": "Recorded", "visited": "Visited (a log)"}.get(kind, "Synthetic, not recorded")
         parts.append(f"{word}: {sources}; target {targets}{at}.")
     return " ".join(parts)
 

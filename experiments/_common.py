@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +24,16 @@ import tomli_w
 from dsim.errors import InputError
 from dsim.metrics import windows
 from dsim.scenario import Result, trace_of
-from dsim.schema import SOURCES, HostSection, Scenario, load_scenario, parse_override, scenario_path
+from dsim.schema import (
+    SOURCES,
+    HostSection,
+    Scenario,
+    load_scenario,
+    parse_override,
+    parse_scenario,
+    resolve_files,
+    scenario_path,
+)
 from dsim.sweep import Sweep
 
 DEFAULT_SCENARIO = "decode-node"
@@ -195,6 +204,32 @@ def scenario_of(options: argparse.Namespace, seeds: int | None = None) -> Scenar
     return scenario.model_copy(update={"load": quick, "measure": measure})
 
 
+def override(options: argparse.Namespace, key: str, value: object, option: str) -> None:
+    """An option that is short for ``--set KEY=VALUE``; both at once are refused."""
+    if value is None:
+        return
+    if key in options.overrides:
+        raise InputError(f"is given twice, here and by --set {key}", field=option, value=value, expected="one of them")
+    options.overrides = {**options.overrides, key: value}
+
+
+def arm_of(scenario: Scenario, spec: str) -> dict[str, Any]:
+    """The arm (as a section) that a SPEC names: one of the scenario's, or ``POLICY[@DRAFTER[/GAMMA]]``."""
+    for arm in scenario.arms:
+        if arm.name == spec:
+            return arm.model_dump()
+    policy, at, rest = spec.partition("@")
+    drafter, slash, gamma = rest.partition("/")
+    if not policy or (at and not drafter) or (slash and not gamma.isdecimal()):
+        raise InputError("is no arm spec", value=spec, expected="an arm's name, or POLICY[@DRAFTER[/GAMMA]]")
+    return {"name": spec, "policy": policy, "drafter": drafter or "dspark", "gamma": int(gamma) if slash else None}
+
+
+def with_arms(scenario: Scenario, arms: Iterable[dict[str, Any]]) -> Scenario:
+    """The scenario with these arms (as sections) only, validated again; policy files are found from here."""
+    return resolve_files(parse_scenario(scenario.model_dump(mode="python") | {"arms": tuple(arms)}), Path())
+
+
 def arms_of(scenario: Scenario, names: str | None) -> list[str]:
     """The arms that ``--arms a,b`` names, in that order; all of the scenario's without it."""
     if names is None:
@@ -214,6 +249,7 @@ def sources_note(scenario: Scenario, table: pd.DataFrame) -> str:
     extra = sorted({part for cost in costs for part in cost.split(";")[1:]})
     drafts = sorted(set(table["drafts_source"]) - {"none"})
     tilted, live = (any(source.startswith(kind) for source in drafts) for kind in ("tilted:", "live:"))
+    visited = any("visited:" in source for source in drafts)
     host = scenario.cluster.host
     silent = host.base_ms == 0 and host.per_request_ms == 0
     parts = [
@@ -221,6 +257,7 @@ def sources_note(scenario: Scenario, table: pd.DataFrame) -> str:
         f"Drafts {', '.join(drafts)}." if drafts else "",
         "Tilted: luck and confidences of the bank, moved to the named curve's level." if tilted else "",
         "Live: drafts and acceptance of these models; step times are the profile's." if live else "",
+        "Visited: an engine's log; where it did not go, the drafts of positions nearby stand in." if visited else "",
         f"Requests {table['trace_source'].iloc[0]}; results are conditional on this trace.",
         "Prompts are prefilled elsewhere at the profile's times, without a queue (assumed)."
         if scenario.cluster.prefill == "disaggregated"

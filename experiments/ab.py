@@ -14,17 +14,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from dsim.compare import compare, verdict
-from dsim.errors import InputError
 from dsim.figures import caption, new_figure, save_figure
-from dsim.schema import Scenario, parse_scenario, resolve_files
+from dsim.schema import Scenario
 from dsim.sweep import grid, run
 from experiments._common import (
+    arm_of,
     parser,
     positive_int,
     print_table,
@@ -32,6 +31,7 @@ from experiments._common import (
     scenario_of,
     sources_note,
     staged_output,
+    with_arms,
     write_csv,
     write_scenario,
     written,
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if same:
         # Two names, one arm: an A/A check needs B to have luck of its own.
         a["name"], b["name"] = f"{a['name']} (A)", f"{b['name']} (B)"
-    study = _study(scenario, a, b)
+    study = with_arms(scenario, (a, b))
     seeds = range(scenario.measure.seeds)
     other = [seed + _OTHER_SEEDS for seed in seeds] if same else list(seeds)
     points = grid(study, arms=[a["name"]], users=[args.users], seeds=seeds)
@@ -111,24 +111,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         draw(result, table, study, line, args, same, out)
         written(out)
     print(f"written to {args.out}")
-
-
-def arm_of(scenario: Scenario, spec: str) -> dict[str, Any]:
-    """The arm (as a section) that a SPEC names: one of the scenario's, or ``POLICY[@DRAFTER[/GAMMA]]``."""
-    for arm in scenario.arms:
-        if arm.name == spec:
-            return arm.model_dump()
-    policy, at, rest = spec.partition("@")
-    drafter, slash, gamma = rest.partition("/")
-    if not policy or (at and not drafter) or (slash and not gamma.isdecimal()):
-        raise InputError("is no arm spec", value=spec, expected="an arm's name, or POLICY[@DRAFTER[/GAMMA]]")
-    return {"name": spec, "policy": policy, "drafter": drafter or "dspark", "gamma": int(gamma) if slash else None}
-
-
-def _study(scenario: Scenario, a: dict[str, Any], b: dict[str, Any]) -> Scenario:
-    """The scenario with these two arms, validated again; policy files are found from here."""
-    raw = scenario.model_dump(mode="python") | {"arms": (a, b)}
-    return resolve_files(parse_scenario(raw), Path())
 
 
 def report(result: pd.DataFrame, scenario: Scenario, args: argparse.Namespace, same: bool) -> None:

@@ -81,7 +81,8 @@ def options() -> argparse.ArgumentParser:
 
 def verify_lengths(one: Opened, t: float, on: str = SIGNALS[0]) -> IntArray:
     """int64[N]: drafts of each row that the policy `threshold` verifies."""
-    view = make_view(one.bank.confidence, verify_ms=np.ones(1))
+    confidence = one.bank.confidence
+    view = make_view(confidence, verify_ms=np.ones(len(confidence) + confidence.size + 1))
     return Threshold(t=t, on=on).plan(view)
 
 

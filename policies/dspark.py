@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from dsim.errors import InputError
 from dsim.planning import best_count, top_k
 from dsim.policy import BasePolicy, IntArray, PolicyView, Traits
+from policies._parameters import need_int
 
 
 class DSpark(BasePolicy):
@@ -50,8 +50,7 @@ class DSpark(BasePolicy):
     """
 
     def __init__(self, lag: int = 2) -> None:
-        if type(lag) is not int or lag < 0:
-            raise InputError(field="lag", value=lag, expected="an integer >= 0")
+        need_int("lag", lag, 0)
         self.lag = lag
         self.traits = Traits(confidence_age=lag, lossless=lag > 0)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dsim.errors import InputError
 from dsim.policy import BasePolicy, IntArray, PolicyView, Traits
+from policies._parameters import need_int
 
 
 class Fixed(BasePolicy):
@@ -39,8 +39,7 @@ class Fixed(BasePolicy):
     """
 
     def __init__(self, k: int = 5) -> None:
-        if type(k) is not int or k < 0:
-            raise InputError(field="k", value=k, expected="an integer >= 0")
+        need_int("k", k, 0)
         self.k = k
         self.traits = Traits(cost_driven=False, needs_gamma=k)
 

@@ -7,6 +7,7 @@ import numpy as np
 from dsim.errors import InputError
 from dsim.planning import count_rows, leading_run
 from dsim.policy import BasePolicy, IntArray, PolicyView, Traits
+from policies._parameters import need_number
 
 SIGNALS = ("confidence", "survival")
 
@@ -45,8 +46,7 @@ class Threshold(BasePolicy):
     traits = Traits(cost_driven=False)
 
     def __init__(self, t: float = 0.5, on: str = "confidence") -> None:
-        if isinstance(t, bool) or not isinstance(t, int | float) or not 0 <= t <= 1:
-            raise InputError(field="t", value=t, expected="a number in [0, 1]")
+        need_number("t", t, most=1)
         if on not in SIGNALS:
             raise InputError(field="on", value=on, expected=f"one of {', '.join(SIGNALS)}")
         self.t = t

@@ -295,6 +295,15 @@ class PadsTooFar(Padded):
         return top_k(view.survival(), best, view.caps)
 
 
+class HidesBehindACoarseTable(BasePolicy):
+    """Verifies everything, at any price."""
+
+    traits = Traits(coarse_prices=True)
+
+    def plan(self, view):
+        return view.caps.copy()
+
+
 class GuardUnheeded(DSpark):
     def __init__(self) -> None:
         super().__init__(lag=0)
@@ -316,6 +325,50 @@ class Peeks(Fixed):
 class NeedsTheAnswer(Fixed):
     def plan(self, view):
         return np.minimum(super().plan(view), view.accepted)
+
+
+class Grows(Fixed):
+    """One draft more after every step in which all were accepted, beyond all caps in the end."""
+
+    def __init__(self) -> None:
+        super().__init__(k=1)
+
+    def plan(self, view):
+        return np.minimum(view.caps, self.k) if self.k < 3 else np.full(view.requests, self.k)
+
+    def observe(self, verified, accepted):
+        self.k += bool(accepted.sum() == verified.sum())
+
+
+class RollsAfterwards(Fixed):
+    """Draws lots, but only once it was told something."""
+
+    def __init__(self) -> None:
+        super().__init__(k=1)
+        self.told = False
+
+    def plan(self, view):
+        return np.random.default_rng().integers(0, view.caps + 1) if self.told else super().plan(view)
+
+    def observe(self, verified, accepted):
+        self.told = True
+
+
+class ForgetsWhatItLearned(Fixed):
+    """A pickle of it starts anew."""
+
+    def __init__(self) -> None:
+        super().__init__(k=1)
+
+    def __getstate__(self):
+        return {"k": 1}
+
+    def observe(self, verified, accepted):
+        self.k += 1
+
+
+class NotACallback(Fixed):
+    observe = True
 
 
 class ClaimsLossless(DSpark):
@@ -367,9 +420,14 @@ BROKEN = [
     ("infinite cost", BreaksItsFloor(), r"expected the floor \[1, 1, 1, 1\], got \[0, 0, 0, 0\]"),
     ("infinite cost", PadsUndeclared(), r"expected the floor"),
     ("infinite cost", PadsTooFar(), "padding up to there"),
+    ("infinite cost", HidesBehindACoarseTable(), "at most 60 drafts more that a table of few sizes lets through"),
     ("gain guard", GuardUnheeded(), "declared guard of 0.01"),
     ("prices unread", SecretlyCostDriven(), "not cost-driven"),
     ("accepted unread", Peeks(), "not clairvoyant"),
+    ("feedback", Grows(), r"expected 0\.\.caps"),
+    ("feedback", RollsAfterwards(), "told the same decide differently"),
+    ("feedback", ForgetsWhatItLearned(), "told the same decide differently"),
+    ("feedback", NotACallback(), r"observe is True, expected a method"),
     ("lossless", ClaimsLossless(), "depends on the tokens it is about"),
     ("lossless", LooksAhead(), "depends on the tokens it is about"),
 ]

@@ -13,10 +13,10 @@ MS = 1_000_000
 def records():
     """Two requests, three steps, by hand (milliseconds)."""
     log = StepLog(block_rows=2)
-    #       end     took   rep R  pre dr acc com first batch queue
-    log.append((10 * MS, 10 * MS, 0, 1, 0, 2, 1, 2, 0, 3, 0))
-    log.append((20 * MS, 10 * MS, 0, 2, 0, 4, 2, 4, 0, 6, 1))
-    log.append((40 * MS, 20 * MS, 0, 2, 0, 0, 0, 2, 0, 2, 0))
+    #       end     took   rep R  pre dr acc com first batch queue context
+    log.append((10 * MS, 10 * MS, 0, 1, 0, 2, 1, 2, 0, 3, 0, 0))
+    log.append((20 * MS, 10 * MS, 0, 2, 0, 4, 2, 4, 0, 6, 1, 0))
+    log.append((40 * MS, 20 * MS, 0, 2, 0, 0, 0, 2, 0, 2, 0, 0))
     requests = {
         "arrival_ns": [0, 2 * MS],
         "first_ns": [1 * MS, 12 * MS],

@@ -203,6 +203,22 @@ def test_step_ms_holds_draft_and_host_time():
     assert view.step_ms().tolist() == [4.25, 8.75, 9.75]
 
 
+def test_a_nan_in_a_view_is_a_zero():
+    nan = float("nan")
+    view = make_view([[0.5, nan, 0.5]], np.ones(5), history=([[nan, 0.5, 0.5]],))
+    assert view.confidence.tolist() == [[0.5, 0.0, 0.5]]
+    assert view.survival().tolist() == [[0.5, 0.0, 0.0]]
+    assert view.survival(1).tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_steps_of_a_made_view():
+    one = [[0.5]]
+    # As many as there is history that was seen, or as told.
+    assert make_view(one, np.ones(3)).step == 0
+    assert make_view(one, np.ones(3), history=(one,), depth=2).age_steps.tolist() == [1]
+    assert make_view(one, np.ones(3), history=(one,), step=7).age_steps.tolist() == [7]
+
+
 def test_make_view_wants_a_matrix():
     with pytest.raises(InputError, match="confidence"):
         make_view([0.5, 0.5], np.ones(4))
@@ -254,3 +270,51 @@ def test_a_file_that_exits_is_an_error_and_an_edited_one_is_read_again(tmp_path)
         body = f"class Mine(Fixed):\n    def __init__(self):\n        super().__init__({k})\n"
         path.write_text(f"from policies.fixed import Fixed\n{body}")
         assert load_policy(f"{path}:Mine").k == k
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        # Three tokens without drafts (a prompt's among them) and four drafts: seven tokens, eight prices.
+        (
+            {"verify_ms": np.ones(7)},
+            r"'verify_ms': got \[7\], expected one price for each of 0\.\.7 tokens: 3 without drafts, 2 x 2",
+        ),
+        ({"verify_ms": np.ones((2, 8))}, r"'verify_ms': got \[2, 8\]"),
+        ({"verify_ms": [9, 9, 9, 1, 1, 0, 1, 1]}, r"'verify_ms\[5\]': got 0\.0, expected a finite number > 0"),
+        ({"verify_ms": [9, 9, 9, 1, 1, np.inf, 1, 1]}, r"'verify_ms\[5\]': got inf"),
+        ({"confidence": [[0.5, 1.5], [1, 1]]}, r"'confidence': got 1\.5, expected probabilities of at most 1"),
+        ({"history": ([[0.5, 0.5]],)}, r"'history\[0\]': got \(1, 2\), expected an array \[2, 2\]"),
+        ({"caps": [3, 0]}, r"'caps': got \[3, 0\], expected 2 integers in 0\.\.2"),
+        ({"caps": [-1, 0]}, r"'caps': got \[-1, 0\]"),
+        ({"caps": [1.5, 0]}, r"'caps': got \[1\.5, 0\.0\]"),
+        ({"caps": [1]}, r"'caps': got \[1\]"),
+        ({"accepted": [0, 3]}, r"'accepted': got \[0, 3\]"),
+        ({"prefill_tokens": -1}, r"'prefill_tokens': got -1"),
+        ({"draft_ms": np.nan}, r"'draft_ms': got nan, expected a finite number >= 0"),
+        ({"captured_sizes": [4, 2]}, r"'captured_sizes': got \[4, 2\], expected increasing integers >= 1"),
+    ],
+)
+def test_views_that_no_step_has_are_refused(changes, message):
+    good = {"confidence": np.full((2, 2), 0.5), "verify_ms": np.ones(8), "prefill_tokens": 1}
+    make_view(**good)
+    with pytest.raises(InputError, match=message):
+        make_view(**good | changes)
+
+
+def test_prices_below_the_step_and_beyond_it_do_not_matter():
+    nan = float("nan")
+    assert make_view([[0.5], [0.5]], [nan, nan, 1, 1, 1, nan]).base_tokens == 2
+    assert make_view(np.empty((0, 5)), [0.0]).requests == 0
+
+
+def test_a_view_has_prices_of_its_own():
+    # A policy remembers what it makes of a curve by the array's identity: other captured sizes, another answer.
+    prices, now = np.array([0.0, 8.0, 10.0, 11.0, 14.0, 20.0, 26.0]), [[0.5, 0.25], [0.75, 0.5]]
+    policy = load_policy("vllm-adaptive")
+    # Tokens a ms by drafts: 2 / 10, 2.75 / 14, 3.25 / 14, ... and 2 / 11, 2.75 / 11, 3.25 / 26, ...
+    for sizes, lengths in (([2, 4, 6], [1, 1]), ([3, 6], [0, 1])):
+        view = make_view(now, prices, history=(now,), captured_sizes=sizes)
+        assert policy.plan(view).tolist() == lengths
+    prices[:] = 1.0
+    assert view.verify_ms[2] == 10.0

@@ -64,6 +64,60 @@ def test_accepted_drafts_and_the_cut_at_the_output_length():
     ]
 
 
+def test_a_policy_is_told_what_became_of_its_drafts_before_it_plans_again():
+    log = []
+
+    class Listening(ScriptedPolicy):
+        """One draft of the first request, two of the second."""
+
+        def plan(self, view):
+            log.append(view.requests)
+            return np.minimum(view.caps, np.arange(view.requests) + 1)
+
+        def observe(self, verified, accepted):
+            log.append((verified.tolist(), accepted.tolist()))
+            verified[:] = accepted[:] = 99  # its own copies
+
+    # Each has its first token. Request 0 wants 2 more: 1 of 1 accepted and the target's own. Request 1 wants 5: 2 of 2
+    # and one; then it is alone and verifies one draft a step: 0 of 1, twice.
+    records = cluster(
+        fixed_arrivals([0.0, 0.0], 1, [3, 6]),
+        drafts=ScriptedDrafts([[3, 0, 0], [3, 0, 0, 0, 0, 0]], gamma=3),
+        policy=Listening(),
+    ).run()
+    assert log == [2, ([1, 2], [1, 2]), 1, ([1], [0]), 1, ([1], [0])]
+    assert steps(records, "drafts", "accepted", "committed") == [(3, 3, 5), (1, 0, 1), (1, 0, 1)]
+
+
+def test_a_nan_of_the_drafter_reaches_no_policy():
+    seen = []
+
+    class Looking(ScriptedPolicy):
+        traits = Traits(confidence_age=1)
+
+        def plan(self, view):
+            seen.append([block.tolist() for block in view.history])
+            return super().plan(view)
+
+    class Sick(ScriptedDrafts):
+        def draft(self, requests, positions):
+            confidence, accepted = super().draft(requests, positions)
+            confidence[:, 1:] = np.nan
+            return confidence, accepted
+
+    cluster(fixed_arrivals([0.0], 1, 3), drafts=Sick([[0, 0, 0]], gamma=2), policy=Looking(0)).run()
+    assert seen == [[[[0.5, 0.0]], [[1.0, 1.0]]], [[[0.5, 0.0]], [[0.5, 0.0]]]]
+
+
+def test_errors_of_a_policy_that_is_told_name_it():
+    class Deaf(ScriptedPolicy):
+        def observe(self, verified, accepted):
+            raise ZeroDivisionError("what?")
+
+    with pytest.raises(InputError, match=r"Deaf\(answer=1\) raised ZeroDivisionError: what\?"):
+        cluster(fixed_arrivals([0.0], 1, 3), drafts=ScriptedDrafts([[1, 1, 1]], gamma=1), policy=Deaf(1)).run()
+
+
 def test_tokens_beyond_the_output_are_accepted_but_not_committed():
     records = cluster(
         fixed_arrivals([0.0], 1, 3), drafts=ScriptedDrafts([[4, 4, 4]], gamma=4), policy=ScriptedPolicy(4)
@@ -110,6 +164,37 @@ def test_colocated_prefill_chunks_share_the_token_budget():
         (2, 0, 0, 2, 2),
     ]
     assert records.requests["first_ns"].tolist() == [round(3.3 * MS)] * 2
+
+
+def test_admission_a_step_ahead_misses_the_next_step():
+    def run(ahead):
+        trace = fixed_arrivals([0.0, 0.0005], [4, 3], [4, 2])
+        return cluster(trace, colocated=True, admit_ahead=ahead).run()
+
+    # Request 1 arrives in the first step: it is in the second, or in the third.
+    assert steps(run(False), "requests", "prefill_tokens") == [(0, 4), (1, 3), (2, 0), (1, 0)]
+    records = run(True)
+    assert steps(records, "requests", "prefill_tokens") == [(0, 4), (1, 0), (1, 3), (2, 0)]
+    assert records.requests["first_ns"].tolist() == [1 * MS, 3 * MS]
+    assert records.requests["finish_ns"].tolist() == [4 * MS, 4 * MS]
+
+
+def test_a_slot_that_becomes_free_is_filled_a_step_later_when_admitting_ahead():
+    def first_tokens(ahead, output):
+        trace = fixed_arrivals([0.0] * 3, 1, output)
+        return cluster(trace, colocated=True, max_seqs=2, admit_ahead=ahead).run().requests["first_ns"].tolist()
+
+    # Request 0 ends at 2 ms, in the second step; request 1 goes on.
+    assert first_tokens(False, [2, 5, 1]) == [1 * MS, 1 * MS, 3 * MS]
+    assert first_tokens(True, [2, 5, 1]) == [1 * MS, 1 * MS, 4 * MS]
+    # Both end at 2 ms: the replica is idle, and an idle one admits at once.
+    assert first_tokens(True, [2, 2, 1]) == [1 * MS, 1 * MS, 3 * MS]
+
+
+@pytest.mark.parametrize("options", [{}, {"colocated": True, "overlapped": False}])
+def test_admission_a_step_ahead_needs_an_engine_that_can(options):
+    with pytest.raises(InputError, match=r"'admit_ahead'.*expected False, or a colocated and overlapped engine"):
+        cluster(fixed_arrivals([0.0], 1, 2), admit_ahead=True, **options)
 
 
 def test_decoding_requests_keep_room_for_whole_blocks():
@@ -234,6 +319,17 @@ def test_a_policy_that_raises_is_named():
         ).run()
 
 
+def test_a_policy_that_refuses_its_input_is_named():
+    def refuses(view):
+        raise InputError("the table has no graph", file="t.json", field="requests", value=1, expected="at most 0")
+
+    message = r"t\.json, field 'requests': policy ScriptedPolicy\(.*\): the table has no graph, got 1, expected at most"
+    with pytest.raises(InputError, match=message):
+        cluster(
+            fixed_arrivals([0.0], 1, 3), drafts=ScriptedDrafts([[0, 0, 0]], gamma=3), policy=ScriptedPolicy(refuses)
+        ).run()
+
+
 def test_a_policy_that_exits_is_an_error_not_a_success():
     def exits(view):
         raise SystemExit(0)
@@ -353,9 +449,32 @@ def test_steps_are_priced_at_the_mean_context_of_the_batch():
             return super().verify_table(requests, max_tokens)
 
     cost = ByContext()
-    cluster(fixed_arrivals([0.0, 0.0], [640, 1280], 200), cost=cost, kv_blocks=10000).run()
+    trace = fixed_arrivals([0.0, 0.0], [640, 1280], 200)
+    records = cluster(trace, cost=cost, kv_blocks=10000).run()
     # Mean of 640 + t and 1280 + t tokens, to the nearest 64; t runs from 1 to 199.
     assert [context for _, context in cost.asked] == [960.0, 1024.0, 1088.0, 1152.0]
+    assert records.steps["context_tokens"].tolist() == [640 + 1280 + 2 * t for t in range(1, 200)]
+    assert not cluster(trace, kv_blocks=10000).run().steps["context_tokens"].any()  # nobody asks for it
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda table: table[:-1], r"does not reach the largest step, got \[\d+\], expected an array \[\d+\]"),
+        (
+            lambda table: np.where(np.arange(table.size) == 3, np.nan, table),
+            r"price of 3 tokens is no duration, got nan",
+        ),
+        (lambda table: 0.0 * table, r"price of 1 tokens is no duration, got 0\.0, expected milliseconds from 1e-6"),
+    ],
+)
+def test_a_cost_model_without_a_price_for_a_step_is_named(change, message):
+    class Short(ConstantCost):
+        def verify_table(self, requests, max_tokens, context=None):
+            return change(super().verify_table(requests, max_tokens))
+
+    with pytest.raises(InputError, match=rf"field 'verify_table': the cost model's .*{message}"):
+        cluster(fixed_arrivals([0.0], 1, 3), cost=Short())
 
 
 def test_open_loop_window_ends_with_the_last_scored_arrival():

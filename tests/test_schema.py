@@ -113,6 +113,16 @@ def test_idle_options_of_a_synthetic_workload_are_errors(tmp_path, synthetic, me
     [
         ({"cluster.router": "least-tokens"}, "'router' is not used by one replica"),
         ({"cluster.prefill_chunk": 512}, "'prefill_chunk' is not used by prefill = 'disaggregated'"),
+        ({"cluster.admit_ahead": True}, "'admit_ahead' is not used by prefill = 'disaggregated'"),
+        (
+            {
+                "cluster.admit_ahead": True,
+                "cluster.prefill": "colocated",
+                "cluster.scheduling": "synchronous",
+                "cluster.host.base_ms": 1.0,
+            },
+            "'admit_ahead' is not used by scheduling = 'synchronous'",
+        ),
         ({"cluster.scheduling": "synchronous"}, "changes nothing where there is no host time"),
         (
             {"cluster.scheduling": "synchronous", "cluster.host.base_ms": 1.0, "cluster.host.hidden_fraction": 0.5},

@@ -21,6 +21,7 @@ from dsim.drafts.calibrate import (
     split_blocks,
     write_temperatures,
 )
+from dsim.drafts.logs import bank_from_log, read_log
 from dsim.drafts.online import OnlineCalibration, OnlineSts
 from dsim.drafts.presets import PRESETS, preset_curves, preset_spec, published_curve, read_curve
 from dsim.drafts.source import BankDrafts, DraftSource
@@ -40,6 +41,7 @@ __all__ = [
     "SyntheticSpec",
     "Tilt",
     "apply_temperatures",
+    "bank_from_log",
     "bank_report",
     "calibrated",
     "check_bank",
@@ -54,6 +56,7 @@ __all__ = [
     "published_curve",
     "read_bank",
     "read_curve",
+    "read_log",
     "read_temperatures",
     "recalibrated",
     "shipped_banks",

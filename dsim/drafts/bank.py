@@ -37,10 +37,11 @@ import numpy.typing as npt
 import platformdirs
 
 from dsim.errors import InputError
+from dsim.files import replacing
 
 FORMAT = "dsim-bank"
 VERSION = 1
-KINDS = ("recorded", "synthetic")
+KINDS = ("recorded", "synthetic", "visited")
 #: Version of the unpacked form in the cache.
 LAYOUT = 2
 _MEMBERS = ("confidence", "alpha", "accepted", "bounds", "domain")
@@ -55,7 +56,8 @@ class BankHeader:
     gamma
         Drafted tokens a block.
     kind
-        ``recorded`` (a real drafter and target) or ``synthetic`` (a generator).
+        ``recorded`` (a real drafter and target), ``synthetic`` (a generator) or ``visited`` (a log of the positions
+        that an engine visited: `dsim.drafts.logs`).
     drafter, target, source, license
         Provenance, free text.
     domains
@@ -254,22 +256,16 @@ def write_bank(bank: Bank, path: str | Path) -> None:
     path = Path(path)
     check_bank(bank, path)
     header = np.frombuffer(_header_json(bank.header).encode(), dtype=np.uint8)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            np.savez_compressed(
-                stream,
-                header=header,
-                confidence=bank.confidence_bytes,
-                alpha=bank.alpha_bytes,
-                accepted=bank.accepted.astype(np.uint8),
-                bounds=bank.bounds,
-                domain=bank.domain,
-            )
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(path) as part, part.open("wb") as stream:
+        np.savez_compressed(
+            stream,
+            header=header,
+            confidence=bank.confidence_bytes,
+            alpha=bank.alpha_bytes,
+            accepted=bank.accepted.astype(np.uint8),
+            bounds=bank.bounds,
+            domain=bank.domain,
+        )
 
 
 def _header_json(header: BankHeader) -> str:

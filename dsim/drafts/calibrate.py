@@ -12,8 +12,6 @@ of the logits z_k whatever the temperature T_k > 0 is.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +24,7 @@ from scipy.special import expit
 from dsim.drafts.bank import Bank, recalibrated
 from dsim.drafts.reliability import RELIABILITY_BINS, auc, bin_gaps, ece, visited_rows
 from dsim.errors import InputError
+from dsim.files import replacing
 
 Float32Array = npt.NDArray[np.float32]
 FloatArray = npt.NDArray[np.float64]
@@ -298,14 +297,8 @@ def write_temperatures(path: str | Path, temperatures: npt.ArrayLike | StsFit) -
     path = Path(path)
     values = temperatures.temperatures if isinstance(temperatures, StsFit) else temperatures
     text = json.dumps({"temperatures": list(checked_temperatures(values))}) + "\n"
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8", newline="\n")
 
 
 # -- banks -----------------------------------------------------------------------------------------------

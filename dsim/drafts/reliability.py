@@ -87,6 +87,31 @@ def merged_bins(counts: npt.NDArray[np.integer[Any]], min_bin: int) -> IntArray:
     return np.minimum(group, current - 1) if held < min_bin and current else group
 
 
+def weighted_ece(predicted: FloatArray, observed: FloatArray, weights: FloatArray) -> float:
+    """`ece` of blocks that count `weights` times.
+
+    >>> round(weighted_ece(np.array([0.91, 0.92, 0.31]), np.array([1.0, 0.5, 0.5]), np.array([1.0, 3.0, 4.0])), 5)
+    0.24125
+    """
+    bins = np.minimum((predicted * RELIABILITY_BINS).astype(np.int64), RELIABILITY_BINS - 1)
+    gaps = np.bincount(bins, weights=weights * (observed - predicted))
+    return float(np.abs(gaps).sum() / weights.sum())
+
+
+def weighted_auc(score: FloatArray, probability: FloatArray, weights: FloatArray) -> float:
+    """`auc` of blocks that count `weights` times and are positives with a known probability.
+
+    >>> weighted_auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0.0, 0.0, 1.0, 1.0]), np.ones(4))
+    0.75
+    """
+    _, level = np.unique(score, return_inverse=True)
+    positive = np.bincount(level, weights=weights * probability)
+    negative = np.bincount(level, weights=weights * (1 - probability))
+    below = np.add.accumulate(negative) - negative / 2
+    total = float(positive.sum() * negative.sum())
+    return float((positive * below).sum() / total) if total > 0 else float("nan")
+
+
 @dataclass(frozen=True, eq=False)
 class Reliability:
     """How good the cumulative confidence of one position is: a panel of the paper's Fig. 6.

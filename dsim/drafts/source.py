@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from dsim.drafts.bank import Bank
 from dsim.drafts.luck import hash64_int, uniform
-from dsim.drafts.tilt import DomainTilt, Tilt, alpha_of, tilted_bank
+from dsim.drafts.quality import Quality, graded
+from dsim.drafts.tilt import DomainTilt, Tilt, alpha_of, alpha_table, tilted_bank
 from dsim.errors import InputError
 
 Float32Array = npt.NDArray[np.float32]
@@ -80,12 +81,20 @@ class BankDrafts:
         Seed of this run's trajectories and luck.
     tilt
         Optional `Tilt`, or the `DomainTilt` that `dsim.drafts.tilt` solves for a curve.
+    quality
+        Optional `dsim.drafts.quality.Quality`: other confidences for the same drafts, on top of the tilt.
     """
 
     paired = True
 
     def __init__(
-        self, bank: Bank, *, gamma: int | None = None, seed: int = 0, tilt: Tilt | DomainTilt | None = None
+        self,
+        bank: Bank,
+        *,
+        gamma: int | None = None,
+        seed: int = 0,
+        tilt: Tilt | DomainTilt | None = None,
+        quality: Quality | None = None,
     ) -> None:
         header = bank.header
         wanted = header.gamma if gamma is None else gamma
@@ -116,6 +125,10 @@ class BankDrafts:
             self.label = tilt.marked(self.label)
             self._confidence = tilted.confidence
             self._outcomes = tilted.outcomes(seed + 1)
+        if quality is not None:
+            self.label += f":{quality.label}"
+            self._confidence = graded(bank, tilt, wanted, quality)
+        self._alpha = alpha_table(bank, tilt, wanted)
         # By request number: row of its position 0 in the current trajectory, and the positions that lie in it.
         self._base = np.zeros(1024, dtype=np.int64)
         self._first = np.zeros(1024, dtype=np.int64)
@@ -174,6 +187,11 @@ class BankDrafts:
         # Whole rows first: taking from a slice would copy all of it every time.
         confidence = self._confidence.take(rows, axis=0)
         return confidence[:, : self.gamma] if self._truncated else confidence, accepted
+
+    def alpha(self, requests: IntArray, positions: IntArray) -> npt.NDArray[np.float64]:
+        """float64[R, gamma]: acceptance probabilities of the drafts at the positions last asked for."""
+        stored = self._alpha_bytes[self._base[requests] + positions, : self.gamma]
+        return np.asarray(self._alpha[self._domain[requests][:, None], np.arange(self.gamma), stored])
 
     def luck(self, requests: IntArray, positions: IntArray) -> npt.NDArray[np.float64]:
         """float64[R, gamma]: u_k such that "accepted = leading run of u_k < alpha_k" is the recorded outcome.

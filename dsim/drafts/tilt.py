@@ -265,7 +265,7 @@ class _Texts:
         members = np.flatnonzero(bank.domain == domain)
         lengths = np.diff(bank.bounds)[members]
         rows = np.concatenate([np.arange(bank.bounds[t], bank.bounds[t + 1]) for t in members])
-        self.gamma = cells.shape[1]
+        self.rows, self.gamma = rows, cells.shape[1]
         self.cells = np.ascontiguousarray(cells[rows].T)
         self.confidence = np.ascontiguousarray(bank.confidence[rows, : self.gamma].T.astype(np.float64))
         # Longest first: those that are still read at a position come before the others.
@@ -410,6 +410,26 @@ def expected_acceptance(bank: Bank, tilt: Tilt | DomainTilt | None = None) -> di
             weight = weight * survival[k]
         found[domain] = tuple(curve)
     return found
+
+
+def visit_weights(bank: Bank, tilt: Tilt | DomainTilt | None, gamma: int) -> FloatArray:
+    """float64[N]: expected visits of each row when every text is decoded from its start, whole blocks verified.
+
+    Blocks are cut to `gamma`. Luck is marginalized, as in `tilt`; without a tilt the visits are those of the record,
+    0 or 1. Rows that are never replayed have 0.
+    """
+    shifts, _ = (tilt or Tilt()).by_domain(bank.header.domains, gamma)
+    cells, weights = _cells(bank, gamma), np.zeros(bank.accepted.size)
+    for i in range(len(bank.header.domains)):
+        texts = _Texts(bank, cells, i)
+        weights[texts.rows] = texts.visits(texts.survival(shifts[i]))
+    return weights
+
+
+def alpha_table(bank: Bank, tilt: Tilt | DomainTilt | None, gamma: int) -> FloatArray:
+    """float64[domains, gamma, 256]: acceptance probability by domain, position and stored byte."""
+    shifts, _ = (tilt or Tilt()).by_domain(bank.header.domains, gamma)
+    return np.array([[survival_limits(shift)[2] for shift in row] for row in shifts])
 
 
 # -- the cache of shifts ---------------------------------------------------------------------------------

@@ -206,6 +206,11 @@ def test_contributing_lists_every_module():
         assert (ROOT / folder).is_dir()
 
 
+def test_every_script_has_its_row():
+    listed = re.findall(r"^\| `(\w+\.py)` \|", page("docs/experiments.md"), re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in (ROOT / "experiments").glob("[!_]*.py"))
+
+
 # -- docs/scenarios.md -----------------------------------------------------------------------------------
 
 #: Heading in docs/scenarios.md of each model of dsim.schema.

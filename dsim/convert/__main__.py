@@ -1,0 +1,7 @@
+"""``python -m dsim.convert``."""
+
+import sys
+
+from dsim.convert.command import main
+
+sys.exit(main())

@@ -1,0 +1,193 @@
+"""Captured sizes from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import doctest
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dsim.profile import load_profile, read_profile
+from experiments import _loads, capture_sizes
+from experiments._common import run_main
+from experiments._loads import parse_loads
+
+NAME = "b300x4-dsv4-flash-0731"
+TINY = [*("--set", "load.scored_min=12", "--set", "load.scored_per_user=2"), "--seeds", "2", "--jobs", "1"]
+
+
+def run(*arguments: str) -> int:
+    """Exit code of the script."""
+    with pytest.raises(SystemExit) as ended:
+        run_main(lambda: capture_sizes.main(arguments))
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.fixture(autouse=True)
+def quickly(request, monkeypatch):
+    """Without the figure, but where a test asks for it."""
+    if "figure" not in request.fixturenames:
+        monkeypatch.setattr(capture_sizes, "draw", lambda *_args: None)
+
+
+@pytest.fixture
+def figure():
+    """Draw it."""
+
+
+def table(folder):
+    return pd.read_csv(folder / "capture_sizes.csv")
+
+
+def test_loads_on_the_command_line():
+    assert parse_loads("16:1,1:3") == {1: 0.75, 16: 0.25}
+    assert parse_loads("0:1", lowest=0) == {0: 1.0}
+    for bad in ("", "x", "0", "4:-1", "4:nan", "4:0", "4,4", "1.5:1"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            parse_loads(bad)
+    assert sum(parse_loads(_loads.DEFAULT_LOADS).values()) == pytest.approx(1.0)
+    assert not doctest.testmod(_loads).failed
+
+
+def test_fixed_blocks_need_a_graph_a_batch_size(figure, tmp_path, capsys):
+    """Steps of R x 6 tokens and no other: as many graphs as loads lose nothing."""
+    arguments = ["--lengths", "5", "--loads", "1,16,128", "--graphs", "3"]
+    capture_sizes.main(["--out", str(tmp_path), *arguments])
+    assert "capture: 6, 96, 768" in capsys.readouterr().out
+    found = table(tmp_path).set_index("set")
+    assert found.loc["best, as allowed", "lost_throughput"] == 0
+    assert found.loc["best, as allowed", "padding"] == 0
+    assert found.loc[capture_sizes.OWN, "graphs"] == 83
+    assert 0 < found.loc[capture_sizes.OWN, "lost_throughput"] < 0.02  # 6 runs as 8
+    assert set(found["drafts_source"]) == {"given:lengths:5: 1"}
+    steps = pd.read_csv(tmp_path / "steps.csv")
+    assert steps["tokens"].tolist() == [6, 96, 768]
+    assert steps["own_runs_as"].tolist() == [8, 96, 768]
+    assert steps["best_runs_as"].tolist() == [6, 96, 768]
+    best = read_profile(tmp_path / f"{NAME}-best.csv")
+    assert best.captured_sizes.tolist() == [6, 96, 768]
+    assert read_profile(tmp_path / f"{NAME}-own.csv").captured_sizes.size == 83
+    pictures = {tmp_path / f"capture_sizes.{kind}": 5_000 for kind in ("png", "svg")}
+    assert all(path.stat().st_size > size for path, size in pictures.items())
+
+
+def test_the_loss_is_of_whole_steps(tmp_path):
+    """Padding 16 tokens to 96 costs what the fitted curve says, and drafting is in both."""
+    capture_sizes.main(["--out", str(tmp_path), "--lengths", "5", "--loads", "12,16", "--graphs", "1"])
+    row = table(tmp_path).set_index("set").loc["best, as allowed"]
+    expected = 1 - (row["ideal_ms"] + row["other_ms"]) / (row["verify_ms"] + row["other_ms"])
+    assert row["lost_throughput"] == pytest.approx(expected)
+    assert row["other_ms"] == pytest.approx(1.3171)  # a draft of 16 requests, to which 12 are padded
+    assert row["sizes"] == "96"
+
+
+def test_limits(tmp_path, capsys):
+    base = ["--out", str(tmp_path), "--lengths", "0:1,1:1,5:1", "--loads", "8,64"]
+    capture_sizes.main([*base, "--memory-mib", "100", "--graph-mib", "30", "--multiple", "16"])
+    row = table(tmp_path).set_index("set").loc["best, as allowed"]
+    assert (row["graphs"], row["memory_mib"]) == (3, 90)
+    assert all(int(size) % 16 == 0 for size in row["sizes"].split())
+    capture_sizes.main([*base, "--graphs", "2", "--memory-mib", "100", "--graph-mib", "30"])
+    assert table(tmp_path).set_index("set").loc["best, as allowed", "graphs"] == 2
+    capsys.readouterr()
+    capture_sizes.main(["--out", str(tmp_path), "--lengths", "5", "--loads", "64,256", "--graphs", "2"])
+    assert "50.0 % of the steps lie above the largest size that was timed in a graph (1,024): --largest 1536" in (
+        capsys.readouterr().out
+    )
+    capture_sizes.main(
+        ["--out", str(tmp_path), "--lengths", "5", "--loads", "64,256", "--graphs", "2", "--largest", "1536"]
+    )
+    row = table(tmp_path).set_index("set").loc["best, as allowed"]
+    assert row["sizes"] == "384 1536"
+    assert row["extrapolated"]
+
+
+def test_steps_from_a_file(tmp_path):
+    (tmp_path / "mine.csv").write_text("tokens,steps\n20,3\n40,1\n")
+    capture_sizes.main(["--out", str(tmp_path / "o"), "--steps", str(tmp_path / "mine.csv"), "--graphs", "1"])
+    found = table(tmp_path / "o").set_index("set")
+    assert found.loc["best, as allowed", "sizes"] == "40"
+    assert set(found["drafts_source"]) == {"file:mine.csv"}
+    capture_sizes.main(
+        [
+            *("--out", str(tmp_path / "m"), "--steps", str(tmp_path / "mine.csv")),
+            *("--graphs", "2", "--curve", "measured"),
+        ]
+    )
+    assert table(tmp_path / "m").set_index("set").loc["best, as allowed", "sizes"] == "24 40"
+
+
+def test_simulated_steps_and_the_check(tmp_path, capsys):
+    arguments = ["--loads", "2:1,4:1", "--graphs", "4", "--check", *TINY]
+    capture_sizes.main(["--out", str(tmp_path), *arguments])
+    assert "simulated, dspark: throughput with the best set" in capsys.readouterr().out
+    steps = pd.read_csv(tmp_path / "steps.csv")
+    assert steps["weight"].sum() == pytest.approx(1)
+    # A graph for every size: the policy is not drawn to the engine's own ones.
+    assert not set(steps["tokens"]) <= set(load_profile(NAME).captured_sizes.tolist())
+    check = pd.read_csv(tmp_path / "check.csv")
+    assert check["users"].tolist() == [2, 4]
+    assert (check["own_tok_s"] > 0).all()
+    assert set(check["interval"]) == {"range"}
+    found = table(tmp_path)
+    assert set(found["drafts_source"]) == {"synthetic:dsv4:dspark"}
+    assert (found["other_ms"] > 0).all()
+
+
+def test_runs_count_by_their_share_of_the_time():
+    # Half of the time 100 steps of one token a second, a quarter 8 and a quarter 4 of two tokens, by two seeds each.
+    runs = [(np.array([0, 200]), 2e3, 2.0), (np.array([0, 0, 8]), 1e3, 1.0), (np.array([0, 0, 8]), 2e3, 2.0)]
+    total, spent = capture_sizes.pooled([1, 8, 8], runs, {1: 0.5, 8: 0.25})
+    assert total.tolist() == [0, 50, 3]
+    assert spent == 500 + 250 + 250
+
+
+def test_fast_loads_make_more_steps(tmp_path):
+    """A share is one of the time: one user alone makes steps of one size, and many of them."""
+    capture_sizes.main(
+        ["--out", str(tmp_path), "--loads", "1:1,8:1", "--arm", "fixed:k=1@dspark/1", "--graphs", "4", *TINY]
+    )
+    steps = pd.read_csv(tmp_path / "steps.csv").set_index("tokens")["weight"]
+    assert steps.loc[2] > 0.5
+    assert set(steps.index) <= set(range(1, 17))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "none.csv"], "none.csv"),
+        (["--steps", "bad.csv"], "line 3, field 'tokens': got '2.5'"),
+        (["--steps", "empty.csv"], "is no CSV"),
+        (["--steps", "other.csv"], "field 'tokens': column is missing"),
+        (["--steps", "bad.csv", "--lengths", "1"], "do not apply"),
+        (["--lengths", "x"], "N:SHARE"),
+        (["--memory-mib", "5", "--lengths", "1"], "need each other"),
+        (["--memory-mib", "5", "--graph-mib", "10", "--lengths", "1", "--loads", "4"], "no graph fits"),
+        (["--graph-mib", "0", "--memory-mib", "1"], "a number > 0"),
+        (["--lengths", "1", "--loads", "4", "--eager-factor", "3"], "timed eager steps"),
+        (["--lengths", "1", "--loads", "4", "--largest", "2"], "at least 8 tokens, the smallest step"),
+        (["--lengths", "1", "--loads", "4", "--profile", "nope"], "unknown profile"),
+        (["--profile", "x", "--set", "cost.profile=y"], "given twice"),
+        (["--arm", "oops@"], "no arm spec"),
+    ],
+)
+def test_bad_input(arguments, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.csv").write_text("tokens,weight\n1,1\n2.5,1\n")
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "other.csv").write_text("size\n1\n")
+    assert run(*arguments, "--out", str(tmp_path / "out")) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_step_is_padded_to_a_graph_that_holds_it():
+    load = capture_sizes.step_load([1, 5, 9], [1, 1, 2])
+    assert capture_sizes._padding(load, np.array([5])) == pytest.approx(1 - 6 / 10)
+    assert capture_sizes._padding(load, np.array([1, 5, 9])) == 0
+    assert capture_sizes._padding(load, np.array([], dtype=int)) == 0

@@ -1,0 +1,193 @@
+"""The validation frame: predictions and their errors by hand, the shipped page and README against their tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dsim.errors import InputError
+from experiments import validate
+from experiments._common import run_main
+from experiments._validate import (
+    anchor,
+    bootstrap_interval,
+    draw_errors,
+    error_summary,
+    markdown,
+    page,
+    percent,
+    predictions,
+    readable_summary,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+def row(**changes):
+    return {
+        "case": "c",
+        "arm": "a",
+        "load": "1",
+        "metric": "tpot_p50_ms",
+        "unit": "ms",
+        "predicted": 11.0,
+        "measured": 10.0,
+        "use": "scored",
+        "target": 0.05,
+        "n_scored": 7,
+        "cost_source": "x",
+        "extrapolated": False,
+    } | changes
+
+
+def three():
+    return predictions(
+        [
+            row(),
+            row(load="2", predicted=19.4, measured=20.0),
+            row(load="3", predicted=50.0, use="fitted"),
+            row(load="4", measured=np.nan, use="unknown"),
+            row(metric="throughput_tok_s", unit="tok/s", predicted=90.0, measured=100.0, target=np.nan),
+        ]
+    )
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        run_main(lambda: validate.main(arguments))
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def test_errors_are_of_the_prediction_and_unknown_where_nobody_measured():
+    table = three()
+    assert table["error"].tolist()[:2] == pytest.approx([0.1, -0.03])
+    assert np.isnan(table["error"][3])
+    assert set(table["drafts_source"]) == {"none"}
+
+
+def test_summary_counts_scored_rows_only():
+    summary = error_summary(three()).set_index("metric")
+    assert summary.loc["tpot_p50_ms", ["n", "within", "n_target"]].tolist() == [2, 1, 2]
+    assert summary.loc["tpot_p50_ms", ["median", "worst", "target"]].tolist() == pytest.approx([0.065, 0.1, 0.05])
+    assert summary.loc["tpot_p50_ms", "worst_load"] == "1"
+    assert summary.loc["all", ["n", "within", "n_target"]].tolist() == [3, 1, 2]
+    assert summary.loc["all", ["median", "worst"]].tolist() == pytest.approx([0.1, 0.1])
+    shown = readable_summary(error_summary(three()))["within target"].tolist()
+    assert shown == ["1 of 2 (<= 5 %)", "-", "1 of 2"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([row(use="guessed")], "'use'.*got 'guessed'"),
+        ([row(predicted=0.0)], "'predicted'.*got 0.0"),
+        ([row(predicted=np.nan)], "'predicted'"),
+        ([row(measured=np.nan)], "'measured'.*none where it is unknown"),
+        ([row(use="unknown")], "'measured'.*got 10.0"),
+        ([row(target=0.0)], "'target'.*got 0.0"),
+        ([row(), row()], "predicted twice"),
+        ([row(extra=1)], "'extra'.*expected one of"),
+        ([{k: v for k, v in row().items() if k != "cost_source"}], "'cost_source'.*a value in every row"),
+    ],
+)
+def test_rows_that_are_no_predictions_are_refused(rows, message):
+    with pytest.raises(InputError, match=message):
+        predictions(rows)
+
+
+def test_bootstrap_interval_of_a_percentile():
+    values = np.arange(1.0, 151.0)
+    low, high = bootstrap_interval(values, 50)
+    # The median of 150 evenly spread values moves by about 1.96 x 150 / (2 sqrt(150)) = 12.
+    assert low == pytest.approx(75.5 - 12, abs=2)
+    assert high == pytest.approx(75.5 + 12, abs=2)
+    assert bootstrap_interval(values, 50) == (low, high)
+
+
+def test_texts():
+    assert [percent(v, sign=True) for v in (0.1234, -0.0004, np.nan)] == ["+12.3 %", "0.0 %", "-"]
+    assert anchor("Four vLLM runs, no speculation") == "four-vllm-runs-no-speculation"
+    table = pd.DataFrame({"a": ["x", "y"], "b": [1234.5, np.nan], "c": [0.01234, 7.0], "n": [3, 4]})
+    assert markdown(table).splitlines() == [
+        "| a | b | c | n |",
+        "|---|---|---|---|",
+        "| x | 1,234 | 0.01234 | 3 |",
+        "| y |  | 7.000 | 4 |",
+    ]
+    with pytest.raises(InputError, match=r"a text without '\|'"):
+        markdown(pd.DataFrame({"|error|": [1]}))
+
+
+def test_the_figure_is_drawn_from_the_table_alone(tmp_path):
+    draw_errors(three(), tmp_path, "errors", title="t", note="n")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["errors.png", "errors.svg"]
+
+
+# -- what is shipped -------------------------------------------------------------------------------------
+
+
+def test_the_page_is_the_one_that_the_tables_make():
+    found = validate.shipped()
+    assert found
+    assert (ROOT / "docs" / "validation.md").read_text(encoding="utf-8") == page(found)
+
+
+def test_readme_quotes_the_headline():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert validate.with_headline(text, validate.headline(validate.shipped())) == text
+    assert validate.MARKS[0] in text
+
+
+def test_shipped_tables_are_predictions_and_meet_what_was_asked():
+    for name, (_, tables) in validate.shipped().items():
+        table = tables["validation"]
+        again = predictions(table.drop(columns="error").to_dict("records"))
+        assert again["error"].to_numpy() == pytest.approx(table["error"].to_numpy(), nan_ok=True)
+        assert set(table["case"]) == {name}
+    overall = error_summary(validate.shipped()["vllm-four-runs"][1]["validation"]).set_index("metric").loc["all"]
+    assert (overall["within"], overall["n_target"]) == (12, 12)
+
+
+def test_docs_are_written_from_tables(tmp_path):
+    docs = tmp_path / "docs"
+    folder = docs / "validation" / "vllm-four-runs"
+    folder.mkdir(parents=True)
+    for file in (ROOT / "docs" / "validation" / "vllm-four-runs").glob("*.csv"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    marks = "\n".join(validate.MARKS)
+    (tmp_path / "README.md").write_text(f"# x\n\n{marks}\n\nend\n", encoding="utf-8")
+    validate.write_docs(docs)
+    assert (docs / "validation.md").read_bytes() == (ROOT / "docs" / "validation.md").read_bytes()
+    for stem in ("validation-vllm-four-runs", "validation-vllm-four-runs-distributions"):
+        assert (docs / "figures" / f"{stem}.png").is_file()
+    readme = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert validate.headline(validate.shipped()) in readme
+    assert readme.endswith(f"{validate.MARKS[1]}\n\nend\n")
+
+
+def test_no_tables_no_page(tmp_path):
+    with pytest.raises(InputError, match="no case has tables"):
+        validate.write_docs(tmp_path / "docs")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "one of the arguments --case --docs is required"),
+        (("--case", "nothing"), "invalid choice: 'nothing'"),
+        (("--docs", "--quick"), "'--quick'"),
+        (("--docs", "--out", "x"), "'--out': got 'x'"),
+        (("--case", "vllm-four-runs", "--ship", "--quick"), "'--ship'"),
+        (("--case", "vllm-four-runs", "--docs"), "not allowed with argument"),
+        (("--case", "vllm-four-runs", "--jobs", "0"), "expected an integer >= 1"),
+    ],
+)
+def test_bad_options_are_one_line(arguments, message, capsys):
+    assert run(*arguments) == 2
+    text = capsys.readouterr().err
+    assert message in text
+    assert text.count("\n") == 1
