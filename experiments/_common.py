@@ -213,6 +213,14 @@ def override(options: argparse.Namespace, key: str, value: object, option: str) 
     options.overrides = {**options.overrides, key: value}
 
 
+def refuse_loads(options: argparse.Namespace, option: str) -> None:
+    """For scripts whose loads are an option of their own: ``--set load.users=...`` would change nothing."""
+    if "load.users" in options.overrides:
+        raise InputError(
+            "is not used by this script", field="load.users", value=options.overrides["load.users"], expected=option
+        )
+
+
 def arm_of(scenario: Scenario, spec: str) -> dict[str, Any]:
     """The arm (as a section) that a SPEC names: one of the scenario's, or ``POLICY[@DRAFTER[/GAMMA]]``."""
     for arm in scenario.arms:

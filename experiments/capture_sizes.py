@@ -51,6 +51,7 @@ from experiments._common import (
     parser,
     positive_int,
     print_table,
+    refuse_loads,
     run_main,
     scenario_of,
     sources_note,
@@ -78,7 +79,7 @@ def options() -> argparse.ArgumentParser:
         help="users (with --lengths: requests in a step) and their shares of the time "
         f"(default: {DEFAULT_LOADS}, as far as the profile reaches)",
     )
-    cli.add_argument("--arm", metavar="SPEC", default="dspark", help="whose steps, as in ab.py (default: %(default)s)")
+    cli.add_argument("--arm", metavar="SPEC", help="whose steps, as in ab.py (default: dspark)")
     cli.add_argument(
         "--lengths",
         metavar="L:SHARE,...",
@@ -156,14 +157,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         cli.error("--steps says what the steps are; --loads and --lengths do not apply")
     if (args.memory_mib is None) != (args.graph_mib is None):
         cli.error("--memory-mib and --graph-mib need each other")
+    simulated = args.steps is None and args.lengths is None
+    if args.arm is not None and not (simulated or args.check):
+        cli.error("--arm says whose steps are simulated; with --steps or --lengths it applies to --check only")
     override(args, "cost.profile", args.profile, "--profile")
+    refuse_loads(args, "--loads")
     scenario = scenario_of(args, seeds=2)
     profile, cost = load_profile(scenario.cost.profile), cost_of(scenario)
     loads = args.loads or loads_within(
         parse_loads(DEFAULT_LOADS), min(cost.max_requests or cost.max_tokens, scenario.cluster.max_seqs)
     )
-    simulated = args.steps is None and args.lengths is None
-    study = with_arms(scenario, [arm_of(scenario, args.arm)]) if simulated or args.check else None
+    study = with_arms(scenario, [arm_of(scenario, args.arm or "dspark")]) if simulated or args.check else None
     with staged_output(args.out) as out:
         if study is not None and simulated:
             steps = simulated_steps(study, loads, every_size(profile, args), args.jobs)

@@ -34,6 +34,7 @@ from experiments._common import (
     parser,
     positive_int,
     print_table,
+    refuse_loads,
     run_main,
     scenario_of,
     sources_note,
@@ -124,6 +125,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     override(args, "cost.profile", args.profile, "--profile")
     override(args, "drafts.domains", args.domains, "--domains")
     base = scenario_of(args)
+    if args.loads is not None or base.drafts.source != "live":
+        refuse_loads(args, "--loads")
     scenario = study(base, args.drafter, args.max_k, adaptive_specs(args.adaptive))
     loads = args.loads or default_loads(scenario)
     if args.quick and args.loads is None:

@@ -34,6 +34,7 @@ from experiments._common import (
     parser,
     positive_int,
     print_table,
+    refuse_loads,
     run_main,
     scenario_of,
     sources_note,
@@ -190,6 +191,7 @@ def options() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run all variants, print the tables, write the files."""
     args = options().parse_args(argv)
+    refuse_loads(args, "--users")
     scenario = scenario_of(args)
     users = _users(args.users)
     study, lines = study_of(scenario, args.drafter, only_waterfall=args.waterfall)

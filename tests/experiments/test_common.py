@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -322,3 +323,18 @@ def test_table_shows_missing_texts_and_empty_tables() -> None:
     assert format_table(pd.DataFrame({"a": [], "b": []})) == "a  b"
     assert format_table(pd.DataFrame({"a": [np.nan, np.nan]})).splitlines() == ["a", "-", "-"]
     assert format_table(pd.DataFrame({"x": [-0.0001, 5.0]})).splitlines()[1].strip() == "-1.0e-04"
+
+
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [
+        ("headroom", []),
+        ("ab", ["--a", "none", "--b", "fixed:k=1"]),
+        ("choose_k", []),
+        ("capture_sizes", []),
+    ],
+)
+def test_the_loads_of_a_scenario_are_refused_where_an_option_sets_them(script, options, tmp_path):
+    main = importlib.import_module(f"experiments.{script}").main
+    with pytest.raises(InputError, match=r"'load.users': is not used by this script, got \[4\], expected --"):
+        main([*options, "--set", "load.users=[4]", "--out", str(tmp_path / "out")])
