@@ -357,12 +357,14 @@ def _prices_unread(subject: _Subject) -> None:
 
 
 def _lossless(subject: _Subject) -> None:
-    """min(l_r, k) must be a function of c_{r,1..k} (and of other requests, and of the past) alone.
+    """min(l_r, k) must be a function of c_{r,1..k}, of what other requests had verified, and of the past alone.
 
-    Draft x_k is drawn before c_{k+1}, which may depend on it; whether x_k is verified must not.
+    Draft x_k is drawn before c_{k+1}, which may depend on it; whether x_k is verified must not. Nor may x_k decide
+    about other requests unless it is verified itself: their outputs would no longer be independent of its own.
     """
     gamma = subject.gamma
-    for requests in (1, 3):
+    # Three at once in more cases than one alone: one request must have nothing verified while others have.
+    for requests in (1, 3, 3):
         tokens = requests * (1 + gamma)
         # A jump at the first draft and nothing after it: worth it for whole blocks, not for single drafts.
         jumps = [np.where(np.arange(tokens + 1) > requests, height, 1.0) for height in (1.3, 1.6, 2.1, 3.0)]
@@ -379,6 +381,11 @@ def _lossless(subject: _Subject) -> None:
                             f"confidences after draft {known} change how many of the drafts up to it are "
                             f"verified ({answer[row]} becomes {changed[row]}), so the choice depends on the "
                             "tokens it is about"
+                        )
+                    if answer[row] < known and not np.array_equal(np.delete(changed, row), np.delete(answer, row)):
+                        raise _Broken(
+                            f"confidences after draft {known} of a request, which is not verified, change the lengths "
+                            f"of the others ({answer.tolist()} becomes {changed.tolist()})"
                         )
 
 

@@ -12,6 +12,7 @@ import pytest
 import dsim.conformance
 from dsim.conformance import RULES, ConformanceError, check_policy
 from dsim.errors import InputError
+from dsim.lossless.controls import PeekOthers
 from dsim.planning import cumulative_value, top_k
 from dsim.policy import BUILTIN_POLICIES, BasePolicy, Traits, load_policy
 from policies.dspark import DSpark
@@ -304,6 +305,12 @@ class HidesBehindACoarseTable(BasePolicy):
         return view.caps.copy()
 
 
+class DecidesAboutOthers(PeekOthers):
+    """Lossless for each request by itself; only the others' drafts decide."""
+
+    traits = Traits(cost_driven=False, lossless=True)
+
+
 class GuardUnheeded(DSpark):
     def __init__(self) -> None:
         super().__init__(lag=0)
@@ -430,6 +437,7 @@ BROKEN = [
     ("feedback", NotACallback(), r"observe is True, expected a method"),
     ("lossless", ClaimsLossless(), "depends on the tokens it is about"),
     ("lossless", LooksAhead(), "depends on the tokens it is about"),
+    ("lossless", DecidesAboutOthers(), "which is not verified, change the lengths of the others"),
 ]
 
 
