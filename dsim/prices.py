@@ -80,7 +80,7 @@ class ArmPrices:
         table = self._tables.get(key)
         if table is None:
             ms = np.asarray(self._cost.verify_table(max(1, requests), self.max_tokens, mean))
-            _check_table(ms, self.max_tokens)
+            _check_table(ms, self.max_tokens, max(1, key[0]))
             ns = np.rint(ms * NS_PER_MS).astype(np.int64)
             rounded = ns / NS_PER_MS
             rounded.flags.writeable = False
@@ -97,8 +97,11 @@ class ArmPrices:
         return float(rounded)
 
 
-def _check_table(ms: npt.NDArray[np.float64], last: int) -> None:
-    """Refuse a table that would end a run in an index error, or in prices that no policy can divide by."""
+def _check_table(ms: npt.NDArray[np.float64], last: int, first: int) -> None:
+    """Refuse a table that would end a run in an index error, or in prices that no policy can divide by.
+
+    `first` is the smallest step that there can be: a token a request.
+    """
     if ms.shape != (last + 1,):
         raise InputError(
             "the cost model's table does not reach the largest step",
@@ -106,9 +109,9 @@ def _check_table(ms: npt.NDArray[np.float64], last: int) -> None:
             value=list(ms.shape),
             expected=f"an array [{last + 1}]",
         )
-    wrong = ~((ms[1:] * NS_PER_MS >= 1) & (ms[1:] < _LONGEST_MS))
+    wrong = ~((ms[first:] * NS_PER_MS >= 1) & (ms[first:] < _LONGEST_MS))
     if wrong.any():
-        tokens = 1 + int(np.argmax(wrong))
+        tokens = first + int(np.argmax(wrong))
         raise InputError(
             f"the cost model's price of {tokens} tokens is no duration",
             field="verify_table",

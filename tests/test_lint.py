@@ -69,6 +69,14 @@ def profile(verify, draft=None, *, captured=(), **fields):
     return Profile(**(made | fields))
 
 
+def on_two_axes(*rows):
+    """A profile from (tokens, requests, ms)."""
+    tokens, requests, ms = (np.array(column) for column in zip(*rows, strict=True))
+    none, first = np.full(len(rows), MISSING), np.zeros(len(rows), dtype=np.int64)
+    samples = Samples(np.full(len(rows), "verify"), tokens, requests, none, ms, first)
+    return replace(profile({1: 1.0}), samples=samples)
+
+
 def case(given, sample=FIVE, concurrency=8, at=None, **setting):
     return make_case(given, Setting(sample, concurrency, concurrency if at is None else at, **setting))
 
@@ -331,6 +339,21 @@ def test_a_cliff_that_nobody_timed_is_an_error():
     assert cliff(case(profile({8: 5.0, 16: 6.0}), concurrency=4)) == []  # nothing is captured
 
 
+def test_a_single_eager_size_has_its_price_beyond_it_too():
+    given = case(profile({8: 5.0, 16: 6.0, 32: 30.0}, captured=(8, 16)), concurrency=16)
+    assert given.table(given.law, 1)[[16, 17, 32, 96]].tolist() == [6.0, 30.0, 30.0, 30.0]
+    (found,) = cliff(given)
+    assert "costs 30.0 ms (5.0x)" in found.evidence
+    lint(given)
+
+
+def test_a_fit_without_any_price_is_refused():
+    # bias + alpha = 1, bias + theta = 1 and bias + alpha + theta = 2: a step of one token would take no time.
+    given = on_two_axes((1, 2, 1.0), (8, 1, 1.0), (8, 2, 2.0))
+    with pytest.raises(InputError, match=r"the fit's price of 1 tokens and 1 requests is no duration, got 0\.0"):
+        lint(case(given, concurrency=2))
+
+
 # -- the drafter -----------------------------------------------------------------------------------------
 
 
@@ -388,6 +411,13 @@ def test_a_mixture_that_bends_like_a_dense_model():
     assert dummy_tokens(case(profile(concave), mixture=Mixture(64, 4))) == []
     # All experts are read by the smallest step: the shape says nothing.
     assert dummy_tokens(case(profile({64: 12.0, 128: 16.0, 256: 30.0}), mixture=Mixture(64, 4))) == []
+
+
+def test_a_token_count_timed_for_several_batches_has_no_slope():
+    # Batch and tokens rise together, so that the law has no alpha; no batch was timed at three sizes.
+    given = case(on_two_axes((4, 1, 5.0), (4, 2, 5.5), (8, 3, 6.0), (64, 4, 20.0)))
+    assert not given.law.depends_on_requests
+    assert dummy_tokens(given) == []
 
 
 def test_reads_that_take_longer_than_was_timed():

@@ -175,6 +175,16 @@ class Case:
         known = self._tables.get(key)
         if known is None:
             known = priced(law, requests, np.arange(self.setting.reach + 1))
+            first = max(1, key[1])  # a step has a token a request
+            if not (known[first:] > 0).all():
+                tokens = first + int(np.argmin(known[first:] > 0))
+                raise InputError(
+                    f"the fit's price of {tokens} tokens and {requests} requests is no duration",
+                    file=self.profile.name,
+                    field="ms",
+                    value=float(known[tokens]),
+                    expected="times that rise with the tokens and the requests",
+                )
             if law is self.law or law is self.raw:  # others do not outlive the call, and their id may come again
                 self._tables[key] = known
         return known
@@ -201,9 +211,11 @@ class Case:
 
 
 def priced(law: Fit, requests: int, tokens: IntArray) -> FloatArray:
-    """A law's prices, held where a single profiled size cannot be continued."""
+    """A law's prices, held where a single profiled size (or a single eager one) cannot be continued."""
     sizes = law.points.tokens
-    return law.price(requests, np.clip(tokens, 1, sizes[0] if sizes[0] == sizes[-1] else None))
+    eager = sizes[law.points.eager]
+    single = sizes[0] == sizes[-1] or (eager.size > 0 and eager[0] == eager[-1])
+    return law.price(requests, np.clip(tokens, 1, sizes[-1] if single else None))
 
 
 def make_case(profile: Profile, setting: Setting, context: int = 0) -> Case:

@@ -24,6 +24,7 @@ from dsim.profile.samples import (
     SIZE_EXPECTED,
     Samples,
     check_samples,
+    size_limit,
 )
 
 COLUMNS = ("kind", "tokens", "requests", "context_tokens", "ms", "repeat")
@@ -213,7 +214,11 @@ def _parse_row(cells: dict[str, str], file: str, line: int) -> dict[str, Any]:
             row[name] = MISSING
             continue
         lowest = 0 if name == "repeat" else 1
-        if not _DIGITS.fullmatch(text) or int(text) < lowest:
+        digits, most = _DIGITS.fullmatch(text) is not None, size_limit(kind, name)
+        # Python refuses to convert thousands of digits.
+        if digits and (len(text.lstrip("0")) > len(str(most)) or int(text) > most):
+            raise InputError(file=file, line=line, field=name, value=text, expected=f"at most {most}")
+        if not digits or int(text) < lowest:
             raise InputError(
                 file=file,
                 line=line,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dsim.errors import InputError
-from dsim.profile.samples import SIZE_EXPECTED, IntArray, Samples, check_samples
+from dsim.profile.samples import LARGEST_STEP, SIZE_EXPECTED, IntArray, Samples, check_samples
 
 PROFILE_KINDS = ("measured", "derived")
 
@@ -130,6 +130,8 @@ def check_identity(
         raise refuse("draft_included", found["draft_included"], "true or false")
     if not is_int(found["gpus"]) or found["gpus"] < 1:
         raise refuse("gpus", found["gpus"], SIZE_EXPECTED)
+    if found["gpus"] > LARGEST_STEP:
+        raise refuse("gpus", found["gpus"], f"at most {LARGEST_STEP}")
 
     sizes = found["captured_sizes"]
     if isinstance(sizes, np.ndarray):
@@ -140,6 +142,8 @@ def check_identity(
     for size in sizes:
         if not is_int(size) or size <= last:
             raise refuse("captured_sizes", size, f"an integer > {last} (the sizes must increase)")
+        if size > LARGEST_STEP:
+            raise refuse("captured_sizes", size, f"at most {LARGEST_STEP}")
         last = int(size)
     limit = found["capture_limit"]
     if not is_int(limit) or limit != last:

@@ -25,6 +25,16 @@ SIZE_EXPECTED = "an integer >= 1"
 REPEAT_EXPECTED = "an integer >= 0"
 MS_EXPECTED = "a finite number > 0"
 
+#: Most tokens or requests of a step, and most of anything else that is counted: prices are arrays as long as a step.
+LARGEST_STEP, LARGEST_COUNT = 1 << 22, 1 << 30
+#: Milliseconds of a pass: a nanosecond at least, eleven days at most.
+SHORTEST_MS, LONGEST_MS = 1e-6, 1e9
+
+
+def size_limit(kind: str, name: str) -> int:
+    """The largest value of a column of integers, in samples of a kind."""
+    return LARGEST_STEP if kind != "prefill" and name in ("tokens", "requests") else LARGEST_COUNT
+
 
 @dataclass(frozen=True, eq=False)
 class Samples:
@@ -58,6 +68,8 @@ class Samples:
         for item in fields(self):
             dtype = {"kind": np.str_, "ms": np.float64}.get(item.name, np.int64)
             given = np.asarray(getattr(self, item.name))
+            if dtype is np.int64 and given.dtype == object:  # an integer that no int64 holds, among others
+                raise InputError(field=item.name, value=given.tolist(), expected=f"integers of at most {LARGEST_COUNT}")
             with np.errstate(invalid="ignore"):  # NaN in a column of integers is refused below
                 array: npt.NDArray[Any] = given.astype(dtype)
             if dtype is np.int64 and given.size and not np.array_equal(given, array):
@@ -107,10 +119,14 @@ def check_samples(samples: Samples, file: str | None = None, lines: Sequence[int
         for name, value in (("tokens", tokens), ("requests", requests), ("context_tokens", context)):
             if value < 1 and (value != MISSING or name == main):
                 raise refuse(i, None, name, value, SIZE_EXPECTED)
+            if value > size_limit(kind, name):
+                raise refuse(i, None, name, value, f"at most {size_limit(kind, name)}")
         if repeat < 0:
             raise refuse(i, None, "repeat", repeat, REPEAT_EXPECTED)
         if not math.isfinite(ms) or ms <= 0:
             raise refuse(i, None, "ms", ms, MS_EXPECTED)
+        if not SHORTEST_MS <= ms <= LONGEST_MS:
+            raise refuse(i, None, "ms", ms, f"a number from {SHORTEST_MS:g} to {LONGEST_MS:g}")
 
         for name, value in (("requests", requests), ("context_tokens", context)):
             if given.setdefault((kind, name), value != MISSING) != (value != MISSING):
