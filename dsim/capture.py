@@ -25,6 +25,13 @@ IntArray = npt.NDArray[np.int64]
 
 CURVES = ("smooth", "measured")
 
+#: Largest step, tokens: prices are arrays as long as it.
+LARGEST_STEP = 1 << 22
+#: Most sizes to choose from: the search holds a matrix of their pairs.
+MOST_CANDIDATES = 4096
+#: Most tokens of a step whose requests verify different lengths: the distribution is a convolution.
+_LARGEST_SUM = 1 << 16
+
 
 @dataclass(frozen=True, eq=False)
 class StepLoad:
@@ -67,6 +74,8 @@ def step_load(tokens: npt.ArrayLike, weight: npt.ArrayLike) -> StepLoad:
     sizes, weights = sizes[kept], weights[kept]
     if sizes.min() < 1:
         raise InputError(field="tokens", value=int(sizes.min()), expected="integers >= 1")
+    if sizes.max() > LARGEST_STEP:
+        raise InputError(field="tokens", value=int(sizes.max()), expected=f"at most {LARGEST_STEP}")
     different, place = np.unique(sizes, return_inverse=True)
     total = np.bincount(place, weights=weights)
     return StepLoad(different, total / total.sum())
@@ -94,6 +103,18 @@ def load_of_lengths(loads: Mapping[int, float], lengths: Mapping[int, float]) ->
         bad = [key for key, share in given.items() if key < lowest or not (np.isfinite(share) and share >= 0)]
         if bad or not sum(given.values()) > 0:
             raise InputError(field=name, value=dict(given), expected=f"integers >= {lowest} with shares >= 0")
+    most = max(loads) * (1 + max(lengths))
+    limit = LARGEST_STEP if len(lengths) == 1 else _LARGEST_SUM
+    if most > limit:
+        raise InputError(
+            f"{max(loads)} requests of up to {1 + max(lengths)} tokens are no step",
+            field="lengths",
+            value=f"{most} tokens",
+            expected=f"at most {limit}",
+        )
+    if len(lengths) == 1:
+        (length,) = lengths
+        return step_load([requests * (1 + length) for requests in loads], list(loads.values()))
     one = np.zeros(max(lengths) + 1)
     for length, share in lengths.items():
         one[length] += share
@@ -193,8 +214,10 @@ def graph_prices(
         raise InputError(
             "the profile has timed eager steps", field="eager_factor", value=eager_factor, expected="no factor"
         )
-    if eager_factor is not None and not (np.isfinite(eager_factor) and eager_factor >= 1):
-        raise InputError(field="eager_factor", value=eager_factor, expected="a number >= 1")
+    if eager_factor is not None and not 1 <= eager_factor <= 1e6:
+        raise InputError(field="eager_factor", value=eager_factor, expected="a number from 1 to 1e6")
+    if last > LARGEST_STEP:
+        raise InputError("is no step", field="largest", value=last, expected=f"at most {LARGEST_STEP}")
     inside = points.take(~points.eager)
     name, smooth = _smooth(profile, inside, last)
     graph = smooth
@@ -317,6 +340,13 @@ def best_sets(load: StepLoad, prices: GraphPrices, candidates: IntArray, most: i
     """
     if most < 1:
         raise InputError(field="count", value=most, expected="an integer >= 1")
+    if candidates.size > MOST_CANDIDATES:
+        raise InputError(
+            "too many sizes to choose from",
+            field="multiple",
+            value=f"{candidates.size} sizes",
+            expected=f"at most {MOST_CANDIDATES}: take multiples of a larger number, or a smaller largest size",
+        )
     most = min(most, candidates.size)
     cumulative = np.concatenate([[0.0], np.cumsum(load.weight)])
     held = cumulative[np.searchsorted(load.tokens, candidates, side="right")]

@@ -27,7 +27,6 @@ from experiments._common import (
     parser,
     positive_int,
     print_table,
-    refuse_loads,
     run_main,
     scenario_of,
     sources_note,
@@ -84,8 +83,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run both arms, print the table and the verdict, write the files."""
     args = options().parse_args(argv)
     scenario = scenario_of(args, seeds=10)
-    if args.users is not None or scenario.drafts.source != "live":
-        refuse_loads(args, "--users")
     if args.users is None:
         args.users = max(scenario.load.users) if scenario.drafts.source == "live" else 64
     a, b = arm_of(scenario, args.a), arm_of(scenario, args.b)

@@ -11,10 +11,12 @@ from requests x verify lengths (--lengths), or from a file (--steps, CSV with th
 from __future__ import annotations
 
 import argparse
+import csv
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,6 +25,7 @@ from matplotlib.ticker import FuncFormatter
 
 from dsim.capture import (
     CURVES,
+    LARGEST_STEP,
     CaptureSets,
     FloatArray,
     GraphPrices,
@@ -164,6 +167,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     refuse_loads(args, "--loads")
     scenario = scenario_of(args, seeds=2)
     profile, cost = load_profile(scenario.cost.profile), cost_of(scenario)
+    if args.check and (not profile.captured_sizes.size or args.curve != "smooth"):
+        raise InputError(
+            "needs two sets to compare", field="--check", expected="a profile with captured sizes, and --curve smooth"
+        )
     loads = args.loads or loads_within(
         parse_loads(DEFAULT_LOADS), min(cost.max_requests or cost.max_tokens, scenario.cluster.max_seqs)
     )
@@ -203,7 +210,7 @@ def allowed_graphs(args: argparse.Namespace, own: IntArray) -> int:
     """The limit on the number of graphs: the tighter one of those given."""
     limits = [args.graphs] if args.graphs is not None else []
     if args.memory_mib is not None:
-        limits.append(int(args.memory_mib // args.graph_mib))
+        limits.append(int(min(args.memory_mib // args.graph_mib, LARGEST_STEP)))
         if limits[-1] < 1:
             raise InputError(
                 "no graph fits", field="--memory-mib", value=args.memory_mib, expected=f">= {args.graph_mib:g}"
@@ -290,40 +297,75 @@ def steps_of_lengths(loads: Mapping[int, float], lengths: Mapping[int, float], c
     )
 
 
+#: Columns of a file of steps, and those that this script writes beside them.
+STEP_COLUMNS = ("tokens", "weight", "steps", "own_runs_as", "best_runs_as")
+#: Largest weight: sums of them are to be finite.
+MOST_WEIGHT = 1e12
+
+
 def read_steps(path: Path) -> StepLoad:
-    """Steps from a CSV: ``tokens``, and ``weight`` (or ``steps``, or none: one a row)."""
+    """Steps from a CSV: ``tokens``, and ``weight`` (or ``steps``, or none: one a row).
+
+    Raises
+    ------
+    InputError
+        With file, line, field, value and what was expected, at the first thing that is wrong.
+    """
     try:
-        table = pd.read_csv(path)
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            reader = csv.reader(stream, strict=True)
+            tokens, weights = _read_columns(reader, path)
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read ({error})", file=path, field="--steps") from None
-    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise InputError(f"is no CSV ({' '.join(str(error).split())})", file=path, field="--steps") from None
-    if "tokens" not in table.columns:
-        raise InputError(
-            "column is missing", file=path, line=1, field="tokens", expected="tokens, and weight if wanted"
-        )
-    weight = next((name for name in ("weight", "steps") if name in table.columns), None)
-    for name, lowest in (("tokens", 1), (weight, 0)):
-        if name is None:
-            continue
-        values = pd.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64)
-        wrong = ~(np.isfinite(values) & (values >= lowest))
-        if name == "tokens":
-            wrong |= values != np.floor(values)
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            raise InputError(
-                file=path,
-                line=row + 2,
-                field=name,
-                value=str(table[name].iloc[row]),
-                expected="an integer >= 1" if name == "tokens" else "a number >= 0",
-            )
-    weights = np.ones(len(table)) if weight is None else table[weight].to_numpy(dtype=np.float64)
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InputError(f"cannot be read ({why})", file=path, field="--steps") from None
+    except csv.Error as error:
+        raise InputError(f"is no CSV ({error})", file=path, line=reader.line_num, field="--steps") from None
     try:
-        return step_load(table["tokens"].to_numpy(dtype=np.int64), weights)
+        return step_load(tokens, weights)
     except InputError as error:
-        raise InputError(error.message, file=path, field=error.field, expected=error.expected) from None
+        raise InputError(
+            error.message, file=path, field=error.field, value=error.value, expected=error.expected
+        ) from None
+
+
+def _read_columns(reader: Any, path: Path) -> tuple[list[int], list[float]]:
+    header = [name.strip() for name in next(reader, [])]
+    known = f"tokens, and weight or steps if wanted ({', '.join(STEP_COLUMNS[3:])} are not read)"
+    for name in header:
+        if name not in STEP_COLUMNS or header.count(name) > 1:
+            what = "unknown column" if name not in STEP_COLUMNS else "column is named twice"
+            raise InputError(what, file=path, line=1, field=name, expected=known)
+    if "tokens" not in header:
+        raise InputError("column is missing", file=path, line=1, field="tokens", expected=known)
+    if "weight" in header and "steps" in header:
+        raise InputError("says the same as 'weight'", file=path, line=1, field="steps", expected="one of the two")
+    weight = next((name for name in ("weight", "steps") if name in header), None)
+    tokens: list[int] = []
+    weights: list[float] = []
+    for row in reader:
+        if not row:
+            continue
+        line, cells = reader.line_num, dict(zip(header, row, strict=False))
+        if len(row) != len(header):
+            raise InputError(file=path, line=line, value=f"{len(row)} cells", expected=f"{len(header)}, as the header")
+        size = _number(cells["tokens"])
+        if not 1 <= size <= LARGEST_STEP or size != int(size):
+            expected = f"an integer in 1..{LARGEST_STEP}"
+            raise InputError(file=path, line=line, field="tokens", value=cells["tokens"], expected=expected)
+        tokens.append(int(size))
+        often = 1.0 if weight is None else _number(cells[weight])
+        if not 0 <= often <= MOST_WEIGHT:
+            expected = f"a number from 0 to {MOST_WEIGHT:g}"
+            raise InputError(file=path, line=line, field=weight, value=cells[str(weight)], expected=expected)
+        weights.append(often)
+    return tokens, weights
+
+
+def _number(text: str) -> float:
+    try:
+        return float("nan" if "_" in text else text)
+    except ValueError:
+        return float("nan")
 
 
 # -- the answer ------------------------------------------------------------------------------------------

@@ -329,7 +329,6 @@ def test_table_shows_missing_texts_and_empty_tables() -> None:
     ("script", "options"),
     [
         ("headroom", []),
-        ("ab", ["--a", "none", "--b", "fixed:k=1"]),
         ("choose_k", []),
         ("capture_sizes", []),
     ],
