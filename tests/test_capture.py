@@ -246,3 +246,16 @@ def test_examples():
     result = doctest.testmod(dsim.capture)
     assert result.attempted
     assert not result.failed
+
+
+def test_sizes_that_no_search_holds_are_refused():
+    with pytest.raises(InputError, match="'tokens': got 4194305, expected at most 4194304"):
+        step_load([8, (1 << 22) + 1], [1, 1])
+    sizes = np.arange(1, 4098)
+    prices = GraphPrices(np.ones(4098), None, "flat", 4097)
+    with pytest.raises(
+        InputError, match="'multiple': too many sizes to choose from, got '4097 sizes', expected at most"
+    ):
+        best_sets(step_load(sizes, np.ones(4097)), prices, sizes, 2)
+    with pytest.raises(InputError, match=r"'eager_factor': got 1e\+308, expected a number from 1 to 1e6"):
+        graph_prices(load_profile("m5max-nemotronh-30b"), 16, eager_factor=1e308)

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from dsim.errors import InputError
 from dsim.profile import load_profile, read_profile
 from experiments import _loads, capture_sizes
 from experiments._common import run_main
@@ -120,6 +121,36 @@ def test_steps_from_a_file(tmp_path):
     assert table(tmp_path / "m").set_index("set").loc["best, as allowed", "sizes"] == "24 40"
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tokens,wieght\n8,1\n", r"line 1, field 'wieght': unknown column, expected tokens, and weight or steps"),
+        ("tokens,tokens\n8,9\n", r"line 1, field 'tokens': column is named twice"),
+        ("tokens,weight,steps\n8,1,2\n", r"line 1, field 'steps': says the same as 'weight', expected one of the two"),
+        ("tokens,weight\n8,1,9\n", r"line 2: got '3 cells', expected 2, as the header"),
+        ("tokens,weight\n8\n", r"line 2: got '1 cells', expected 2"),
+        ("tokens,weight\n8,1\n\n9,x\n", r"line 4, field 'weight': got 'x', expected a number from 0 to 1e\+12"),
+        ("tokens,weight\n8,1e308\n", r"line 2, field 'weight': got '1e308'"),
+        ("tokens,weight\n8,\n", r"line 2, field 'weight': got ''"),
+        ("tokens,weight\n8,0\n", r"field 'weight': no step has any weight"),
+        ("tokens\nTrue\n", r"line 2, field 'tokens': got 'True', expected an integer in 1\.\.4194304"),
+        ("tokens\n1e30\n", r"line 2, field 'tokens': got '1e30'"),
+        ("tokens\n1_0\n", r"line 2, field 'tokens': got '1_0'"),
+        ('tokens\n"8\n', r"line 2, field '--steps': is no CSV \(unexpected end of data\)"),
+    ],
+)
+def test_bad_steps_are_named_with_their_line(text, message, tmp_path):
+    (tmp_path / "mine.csv").write_text(text)
+    with pytest.raises(InputError, match=rf"mine\.csv, {message}"):
+        capture_sizes.read_steps(tmp_path / "mine.csv")
+
+
+def test_steps_as_they_were_written(tmp_path):
+    (tmp_path / "steps.csv").write_bytes(b"\xef\xbb\xbftokens,weight,own_runs_as\r\n8,0.25,8\r\n\r\n9,0.75,\r\n")
+    load = capture_sizes.read_steps(tmp_path / "steps.csv")
+    assert (load.tokens.tolist(), load.weight.tolist()) == ([8, 9], [0.25, 0.75])
+
+
 def test_simulated_steps_and_the_check(tmp_path, capsys):
     arguments = ["--loads", "2:1,4:1", "--graphs", "4", "--check", *TINY]
     capture_sizes.main(["--out", str(tmp_path), *arguments])
@@ -160,8 +191,16 @@ def test_fast_loads_make_more_steps(tmp_path):
     [
         (["--steps", "none.csv"], "none.csv"),
         (["--steps", "bad.csv"], "line 3, field 'tokens': got '2.5'"),
-        (["--steps", "empty.csv"], "is no CSV"),
-        (["--steps", "other.csv"], "field 'tokens': column is missing"),
+        (["--steps", "empty.csv"], "line 1, field 'tokens': column is missing"),
+        (["--steps", "other.csv"], "line 1, field 'size': unknown column"),
+        (["--steps", "."], "cannot be read (Is a directory)"),
+        (["--lengths", "1", "--loads", "4", "--largest", "99999999"], "'largest': is no step, got 99999999"),
+        (["--lengths", "1", "--loads", "99999999"], "99999999 requests of up to 2 tokens are no step"),
+        (["--lengths", "1,2", "--loads", "99999"], "got '299997 tokens', expected at most 65536"),
+        (
+            ["--lengths", "1", "--loads", "4", "--check", "--profile", "m5max-nemotronh-30b"],
+            "field '--check': needs two sets to compare",
+        ),
         (["--steps", "bad.csv", "--lengths", "1"], "do not apply"),
         (["--lengths", "x"], "N:SHARE"),
         (["--memory-mib", "5", "--lengths", "1"], "need each other"),
