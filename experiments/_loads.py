@@ -9,6 +9,9 @@ from collections.abc import Mapping
 #: Closed-loop users and the share of the time that a server spends there (assumed): a day with quiet and busy hours.
 DEFAULT_LOADS = "1:0.05,8:0.1,32:0.2,64:0.25,128:0.2,192:0.1,256:0.1"
 
+#: The scenario's own limit on users; and of shares, whose sum is to be finite.
+MOST_USERS, MOST_SHARE = 1_000_000, 1e12
+
 
 def parse_loads(text: str, lowest: int = 1) -> dict[int, float]:
     """``16:0.4,64:0.3`` as {16: 0.571..., 64: 0.428...}: ascending, shares add up to 1. One without a share counts 1.
@@ -32,6 +35,9 @@ def parse_loads(text: str, lowest: int = 1) -> dict[int, float]:
             value, weight = lowest - 1, math.nan
         if value < lowest or not (math.isfinite(weight) and weight >= 0):
             raise argparse.ArgumentTypeError(f"got '{item.strip()}', expected N:SHARE, N >= {lowest} and SHARE >= 0")
+        if value > MOST_USERS or weight > MOST_SHARE:
+            limits = f"N at most {MOST_USERS} and SHARE at most {MOST_SHARE:g}"
+            raise argparse.ArgumentTypeError(f"got '{item.strip()}', expected {limits}")
         if value in found:
             raise argparse.ArgumentTypeError(f"{value} is given twice")
         found[value] = weight

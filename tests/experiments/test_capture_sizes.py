@@ -46,7 +46,7 @@ def table(folder):
 def test_loads_on_the_command_line():
     assert parse_loads("16:1,1:3") == {1: 0.75, 16: 0.25}
     assert parse_loads("0:1", lowest=0) == {0: 1.0}
-    for bad in ("", "x", "0", "4:-1", "4:nan", "4:0", "4,4", "1.5:1"):
+    for bad in ("", "x", "0", "4:-1", "4:nan", "4:0", "4,4", "1.5:1", "1000001", "4:1e308,5:1e308"):
         with pytest.raises(argparse.ArgumentTypeError):
             parse_loads(bad)
     assert sum(parse_loads(_loads.DEFAULT_LOADS).values()) == pytest.approx(1.0)
