@@ -46,11 +46,11 @@ $(PY):
 	$(PYTHON) -m venv $(VENV)
 
 $(BASE): pyproject.toml | $(PY)
-	$(PIP) -e .
+	$(PIP) -e '.[fast]'
 	touch $@
 
 $(DRAFTER): pyproject.toml | $(PY)
-	$(PIP) -e '.[drafter]'
+	$(PIP) -e '.[drafter,fast]'
 	touch $@ $(BASE)
 
 $(TEST): pyproject.toml | $(PY)

@@ -1,7 +1,7 @@
 """The serving cluster: clients, a router and replicas on a SimPy clock of integer nanoseconds.
 
 One SimPy process a replica and one for open-loop arrivals; requests are rows of arrays. What a run returns is
-`Records`; a run that does not add up (`_audit`) is an error.
+`Records`; a run that does not add up (`dsim.accounts`) is an error.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
+from dsim.accounts import Books, audit, records_of
 from dsim.cost import StepCost
 from dsim.drafts.source import DraftSource
 from dsim.errors import InputError
@@ -21,20 +22,18 @@ from dsim.options import ReplicaConfig, check_config
 from dsim.policy import Policy
 from dsim.prices import ArmPrices, DraftCost, nanoseconds
 from dsim.replica import Replica
+from dsim.routing import check_router, replica_pairs
 from dsim.telemetry import Records, RequestLog, StepLog
-from dsim.workload import ClosedLoop, OpenLoop, Workload
+from dsim.workload import ClosedLoop, OpenLoop, Workload, scored_too_early
 
 IntArray = npt.NDArray[np.int64]
-
-ROUTERS = ("round-robin", "least-tokens", "power-of-two")
 
 
 class _Router:
     """Chooses a replica for each request."""
 
     def __init__(self, kind: str, replicas: list[Replica], seed: int) -> None:
-        if kind not in ROUTERS:
-            raise InputError(field="router", value=kind, expected=f"one of {', '.join(ROUTERS)}")
+        check_router(kind)
         self._kind, self._replicas = kind, replicas
         self._turn = 0
         self._rng = np.random.default_rng(seed)
@@ -48,8 +47,8 @@ class _Router:
             return replicas[(self._turn - 1) % len(replicas)]
         if self._kind == "least-tokens":
             return min(replicas, key=lambda r: (r.outstanding_tokens, r.index))
-        first, second = self._rng.choice(len(replicas), size=2, replace=False)
-        return min(replicas[int(first)], replicas[int(second)], key=lambda r: (r.outstanding_tokens, r.index))
+        pair = replica_pairs(self._rng, len(replicas), 1)[0]
+        return min((replicas[int(i)] for i in pair), key=lambda r: (r.outstanding_tokens, r.index))
 
 
 class Cluster:
@@ -133,8 +132,11 @@ class Cluster:
             raise
         for replica in self.replicas:
             replica.close()
-        records = self._records()
-        self._audit(records)
+        self._count(0)
+        books, steps, requests = self._books(), self.steps.table(), self.requests.table()
+        speculates = self.drafts is not None
+        records = records_of(books, steps, requests, self.config, self.cost, self.load, speculates=speculates)
+        audit(records, books, self.load)
         return records
 
     @property
@@ -153,15 +155,8 @@ class Cluster:
         load = self.load
         number = len(self.requests)
         if isinstance(load, ClosedLoop) and (load.steady or number < load.scored):
-            last_start = load.stagger_s * (load.users - 1) / load.users
-            if number == load.first_scored and self._now < round(last_start * 1e9) and load.steady:
-                raise InputError(
-                    f"the first scored request comes at {self._now / 1e9:g} s, before the last of {load.users} users "
-                    f"starts at {last_start:g} s",
-                    field="load.stagger_s",
-                    value=load.stagger_s,
-                    expected="less, or more load.warmup_per_user",
-                )
+            if number == load.first_scored and load.steady and self._now < load.last_start_ns:
+                raise scored_too_early(load, self._now)
             self._issue(number)
 
     def _arrivals(self, load: OpenLoop) -> Generator[simpy.Event, Any, None]:
@@ -239,110 +234,15 @@ class Cluster:
         self._area_at = now
         self._in_system += change
 
-    def _records(self) -> Records:
-        steps, requests = self.steps.table(), self.requests.table()
-        first, last = self._scored
-        start = int(requests["arrival_ns"][first])
-        if isinstance(self.load, OpenLoop):
-            # Arrivals thin out after the last one: the window ends there, not with the drain.
-            end = int(requests["arrival_ns"][last - 1]) if self.load.cooldown else self._now
-        else:
-            end = self._now
-        cost = self.cost
-        extrapolated = bool(
-            np.any(steps["batch_tokens"] > cost.max_tokens)
-            or (self.drafts is not None and np.any(steps["requests"] > cost.max_requests))
-            or (cost.depends_on_requests and np.any(steps["requests"] > cost.max_verify_requests))
-            or max(self._prefill_cache, default=0) > cost.max_prefill_tokens
-            or self.prices.left_contexts
-            # Below the smallest profiled step its price is held; with captured sizes that is the engine's padding.
-            or (not cost.captured_sizes.size and np.any(steps["batch_tokens"] < cost.min_tokens))
+    def _books(self) -> Books:
+        return Books(
+            end_ns=self._now,
+            held=self._in_prefill + sum(replica.in_flight() for replica in self.replicas),
+            busy_ns=tuple(replica.busy_ns for replica in self.replicas),
+            area_ns=self._area_ns,
+            longest_prefill=max(self._prefill_cache, default=0),
+            left_contexts=self.prices.left_contexts,
         )
-        return Records(
-            steps=steps,
-            requests=requests,
-            scored=self._scored,
-            window_ns=(start, max(end, start + 1)),
-            end_ns=int(self._now),
-            replicas=len(self.replicas),
-            colocated=self.config.colocated,
-            gpus=cost.gpus * len(self.replicas),
-            extrapolated=extrapolated,
-        )
-
-    def _audit(self, records: Records) -> None:
-        """Tokens in = tokens out, nobody lost, busy time = sum of steps, the laws of Little and of the response time.
-
-        All are exact, and every run of every experiment goes through them.
-        """
-        steps, requests = records.steps, records.requests
-
-        def check(name: str, left: int, right: int) -> None:
-            if left != right:
-                raise RuntimeError(f"audit invariant violated: {name} ({left} against {right})")
-
-        produced = int(steps["committed"].sum() + steps["first_tokens"].sum())
-        if not self.config.colocated:
-            produced += int(np.count_nonzero(requests["first_ns"] >= 0))
-        check("tokens produced in steps = tokens of requests", produced, int(requests["generated_tokens"].sum()))
-        finished = requests["finish_ns"] >= 0
-        check(
-            "finished requests have all their tokens",
-            int(requests["generated_tokens"][finished].sum()),
-            int(requests["output_tokens"][finished].sum()),
-        )
-        most = steps["requests"] + steps["accepted"]
-        check("steps commit 0 to R + accepted tokens", int(np.count_nonzero(steps["committed"] < 0)), 0)
-        check("steps commit no more than R + accepted", int(np.count_nonzero(steps["committed"] > most)), 0)
-        late = requests["finish_ns"][finished] < requests["first_ns"][finished]
-        check("no request ends before its first token", int(np.count_nonzero(late)), 0)
-        held = self._in_prefill + sum(replica.in_flight() for replica in self.replicas)
-        check("issued = finished + held", len(self.requests), int(finished.sum()) + held)
-        for replica in self.replicas:
-            mine = steps["replica"] == replica.index
-            check("busy time = sum of steps", replica.busy_ns, int(steps["step_ns"][mine].sum()))
-            ends, lengths = steps["end_ns"][mine], steps["step_ns"][mine]
-            check("steps do not overlap", int(np.count_nonzero(ends[1:] - lengths[1:] < ends[:-1])), 0)
-        self._count(0)
-        ends = np.where(finished, requests["finish_ns"], records.end_ns)
-        check("Little's law: requests in the system", self._area_ns, int((ends - requests["arrival_ns"]).sum()))
-        self._audit_decode(records, check)
-        if isinstance(self.load, ClosedLoop):
-            self._audit_population(self.load, requests, check)
-
-    def _audit_decode(self, records: Records, check: Callable[[str, int, int], None]) -> None:
-        """Little's law for the decode alone, which ties the two tables together.
-
-        The steps' requests, over time, are the times that requests spent in decode: from the first token to the last
-        one, or to the last step of a replica that still runs. Waits are in between where a request was preempted, or
-        waited for a place after its prefill elsewhere.
-        """
-        steps, requests = records.steps, records.requests
-        last = np.zeros(records.replicas, dtype=np.int64)
-        np.maximum.at(last, steps["replica"], steps["end_ns"])
-        begun = requests["first_ns"] >= 0
-        first, finish, replica = (requests[name][begun] for name in ("first_ns", "finish_ns", "replica"))
-        until = np.where(finish >= 0, finish, last[replica])
-        in_tables = int(np.maximum(until - first, 0).sum())
-        in_steps = int((steps["requests"] * steps["step_ns"]).sum())
-        if records.colocated and not requests["preemptions"].any():
-            check("Little's law: requests in decode", in_steps, in_tables)
-        else:
-            check("Little's law: no more requests in decode than had begun", max(in_steps - in_tables, 0), 0)
-
-    def _audit_population(
-        self, load: ClosedLoop, requests: dict[str, IntArray], check: Callable[[str, int, int], None]
-    ) -> None:
-        """The response time law of a closed loop, N = X (R + Z), as what it counts.
-
-        A request is issued when a user starts, or a think time after a request has ended, and at no other time.
-        """
-        gap, ended = load.stagger_s / load.users, requests["finish_ns"][requests["finish_ns"] >= 0]
-        starts = [max(0, round(user * gap * 1e9)) for user in range(load.users)]
-        issued = np.sort(requests["arrival_ns"])
-        due = np.sort(np.concatenate([starts, ended + round(load.think_s * 1e9)]))[: issued.size]
-        wrong = issued.size if due.size < issued.size else int(np.count_nonzero(issued != due))
-        check("response time law: requests not issued by a user's start or a think time after an end", wrong, 0)
 
 
 def run_cluster(**options: Any) -> Records:

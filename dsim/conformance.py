@@ -8,6 +8,7 @@ so the object that is passed in keeps its state.
 from __future__ import annotations
 
 import copy
+import importlib.util
 import pickle
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dsim.errors import InputError
+from dsim.kernel.cache import kernel_of, kernel_plan
 from dsim.policy import BasePolicy, FloatArray, IntArray, Policy, PolicyView, Traits, load_policy, make_view
 
 #: Marginal price, in milliseconds a token, of the price curves that most rules try (the step alone is 1 ms).
@@ -410,6 +412,37 @@ def _feedback(subject: _Subject) -> None:
         second = pickle.loads(pickle.dumps(second))
 
 
+def _kernel(subject: _Subject) -> None:
+    """A compiled form answers as `plan` does, in batches of all sizes, and keeps what it has to remember."""
+    kernel = kernel_of(subject.policy)
+    if kernel is None:
+        return
+    if max(kernel.ages) > subject.traits.confidence_age:
+        raise _Broken(f"the kernel reads ages {kernel.ages}, the traits say {subject.traits.confidence_age}")
+    twin, state = copy.deepcopy(subject.policy), np.zeros(kernel.state)
+    for requests in (1, 2, 3, 12, 40, 256):
+        last = requests * (1 + subject.gamma)
+        stairs = _prices(last, SLOPES[1])
+        stairs[last // 2 + 1 :] += 2.0
+        captured = tuple(range(4, last // 2 + 1, 4))
+        caps = subject.rng.integers(0, subject.gamma + 1, requests)
+        few = subject.rng.choice([0.0, 0.5, 1.0], (requests, subject.gamma))
+        views = [
+            *subject.sloped_views(requests),
+            subject.view(requests, stairs, captured_sizes=captured),
+            subject.view(requests, caps=caps),
+            subject.view(requests, confidence=few),
+        ]
+        for view in views:
+            reference = twin.plan(view)
+            _check_form(reference, view)
+            _same(np.asarray(reference), kernel_plan(kernel, view, state), "the kernel does not answer as plan does")
+
+
+def _has_kernel(policy: Any) -> bool:
+    return getattr(policy, "kernel", None) is not None and importlib.util.find_spec("numba") is not None
+
+
 def _always(_: Policy) -> bool:
     return True
 
@@ -436,6 +469,7 @@ _RULES: tuple[_Rule, ...] = (
     ("accepted unread", lambda policy: not policy.traits.clairvoyant, _accepted),
     ("feedback", lambda policy: getattr(policy, "observe", None) is not None, _feedback),
     ("lossless", lambda policy: policy.traits.lossless, _lossless),
+    ("kernel", _has_kernel, _kernel),
 )
 
 #: Names of all rules, in the order in which they are checked.

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and where those are kept that can be made again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import platformdirs
 
 
 @contextmanager
@@ -18,3 +20,9 @@ def replacing(path: str | Path) -> Iterator[Path]:
         part = Path(folder) / path.name
         yield part
         os.replace(part, path)
+
+
+def cache_dir() -> Path:
+    """Folder for what can be made again: ``$DSIM_CACHE_DIR``, or the user's cache folder."""
+    override = os.environ.get("DSIM_CACHE_DIR")
+    return Path(override) if override else Path(platformdirs.user_cache_dir("dsim", appauthor=False))

@@ -62,6 +62,28 @@ class ReplicaConfig:
     admit_ahead: bool = False
 
 
+def blocks_needed(config: ReplicaConfig, tokens: int, gamma: int) -> int:
+    """KV blocks of a request with so many tokens: a step writes up to gamma drafts and the anchor beyond them."""
+    return -(-(tokens + 1 + gamma) // config.block_tokens)
+
+
+def too_large(config: ReplicaConfig, request: int, prompt: int, output: int, gamma: int) -> InputError:
+    """The error of a request that does not fit into the KV cache even alone."""
+    need = blocks_needed(config, prompt + output, gamma)
+    return InputError(
+        f"request {request} ({prompt} prompt and {output} output tokens) needs {need} KV blocks of "
+        f"{config.block_tokens} tokens",
+        field="kv_blocks",
+        value=config.kv_blocks,
+        expected=f">= {need}",
+    )
+
+
+def does_not_fit() -> RuntimeError:
+    """A request that was let in does not fit: no input can bring that about."""
+    return RuntimeError("KV invariant violated: one request alone does not fit")
+
+
 def check_config(config: ReplicaConfig, gamma: int) -> None:
     """Raise InputError for engine options that contradict each other."""
     if config.token_budget < config.max_seqs * (1 + gamma):

@@ -492,6 +492,16 @@ def policy_name(policy: object) -> str:
         return type(policy).__name__
 
 
+def length_out_of_bounds(policy: object, request: int, length: int, cap: int) -> InputError:
+    """The error of a policy that wants more drafts of a request than it may have, or fewer than none."""
+    return InputError(
+        f"policy {policy_name(policy)} returned a verify length out of bounds for request {request}",
+        field="verify length",
+        value=length,
+        expected=f"0..{cap}",
+    )
+
+
 def _resolve(name: str) -> Callable[..., Any]:
     # Built-in names come first; looking through all installed packages takes milliseconds.
     target = BUILTIN_POLICIES.get(name) or known_policies().get(name, name)

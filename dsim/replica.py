@@ -14,8 +14,8 @@ import simpy
 
 from dsim.drafts.source import DraftSource
 from dsim.errors import InputError
-from dsim.options import ReplicaConfig
-from dsim.policy import Policy, PolicyView, policy_name, without_nan
+from dsim.options import ReplicaConfig, blocks_needed, does_not_fit, too_large
+from dsim.policy import Policy, PolicyView, length_out_of_bounds, policy_name, without_nan
 from dsim.prices import ArmPrices
 from dsim.telemetry import RequestLog, StepLog
 
@@ -116,15 +116,9 @@ class Replica:
     def enqueue(self, request: int, *, front: bool = False) -> None:
         """A request has arrived (disaggregated: with its prompt processed)."""
         log = self.requests
-        need = self._blocks(log.prompt_tokens[request] + log.output_tokens[request])
-        if need > self.config.kv_blocks:
-            raise InputError(
-                f"request {request} ({log.prompt_tokens[request]} prompt and {log.output_tokens[request]} output "
-                f"tokens) needs {need} KV blocks of {self.config.block_tokens} tokens",
-                field="kv_blocks",
-                value=self.config.kv_blocks,
-                expected=f">= {need}",
-            )
+        prompt, output = log.prompt_tokens[request], log.output_tokens[request]
+        if self._blocks(prompt + output) > self.config.kv_blocks:
+            raise too_large(self.config, request, prompt, output, self.gamma)
         log.replica[request] = self.index
         if front:
             self.waiting.appendleft(request)
@@ -231,13 +225,7 @@ class Replica:
             valid = not np.count_nonzero(lengths.view(np.uint64) > caps.view(np.uint64))
         if not valid:
             worst = int(np.flatnonzero((lengths < 0) | (lengths > caps))[0])
-            raise InputError(
-                f"policy {policy_name(self.policy)} returned a verify length out of bounds "
-                f"for request {int(self._ids[worst])}",
-                field="verify length",
-                value=int(lengths[worst]),
-                expected=f"0..{int(caps[worst])}",
-            )
+            raise length_out_of_bounds(self.policy, int(self._ids[worst]), int(lengths[worst]), int(caps[worst]))
         return accepted, lengths, drafts
 
     def _coerce(self, lengths: Any, running: int) -> IntArray:
@@ -413,8 +401,7 @@ class Replica:
     # -- KV blocks -------------------------------------------------------------------------------------
 
     def _blocks(self, tokens: int) -> int:
-        # A step writes up to gamma drafts and the anchor beyond what is committed.
-        return -(-(tokens + 1 + self.gamma) // self.config.block_tokens)
+        return blocks_needed(self.config, tokens, self.gamma)
 
     def _worst(self, request: int) -> int:
         return self._blocks(self.requests.prompt_tokens[request] + self.requests.output_tokens[request])
@@ -460,7 +447,7 @@ class Replica:
                 request, lost = prompt.request, -prompt.left
             else:
                 if self._count <= 1:
-                    raise RuntimeError("KV invariant violated: one request alone does not fit")
+                    raise does_not_fit()
                 column = self._count - 1
                 request = int(self._ids[column])
                 self.requests.generated_tokens[request] = int(self._positions[column]) + 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dsim.cluster import run_cluster
+from dsim.compiled import why_not
 from dsim.cost import StepCost, fit
 from dsim.drafts import (
     Bank,
@@ -52,6 +52,7 @@ from dsim.schema import (
     WorkloadSection,
     load_scenario,
 )
+from dsim.serve import serve
 from dsim.telemetry import Records
 from dsim.workload import ClosedLoop, OpenLoop, RequestStream
 from traces import (
@@ -269,6 +270,11 @@ def check_scenario(scenario: Scenario, arms: Sequence[str] | None = None) -> Non
         )
 
 
+def compiles(scenario: Scenario, arm: str) -> bool:
+    """Whether runs of an arm can be compiled, so far as its policy decides that. Its kernel is compiled by the way."""
+    return scenario.drafts.source != "live" and why_not(_policy(scenario, scenario.arm(arm)), None) is None
+
+
 def _policy(scenario: Scenario, arm: ArmSection) -> Policy:
     policy = load_policy(arm.policy)
     gamma, needed = scenario.gamma(arm), policy.traits.needs_gamma
@@ -450,7 +456,12 @@ def _trace_source(workload: WorkloadSection, trace: Trace) -> str:
 
 
 def simulate(
-    scenario: Scenario, point: Point, *, cost: StepCost | None = None, probe: StepProbe | None = None
+    scenario: Scenario,
+    point: Point,
+    *,
+    cost: StepCost | None = None,
+    probe: StepProbe | None = None,
+    engine: str = "auto",
 ) -> Result:
     """Run one arm at one load with one seed.
 
@@ -462,6 +473,8 @@ def simulate(
         The scenario's cost model if it is already fitted.
     probe
         Sees every decision of the policy; its columns go into the row. It changes nothing.
+    engine
+        See `dsim.serve.serve`. It changes nothing but the time that the run takes.
 
     Returns
     -------
@@ -489,7 +502,8 @@ def simulate(
         offset=open_loop and scenario.workload.order == "shuffled",
     )
     drafter = scenario.drafters.get(arm.drafter, DrafterSection())
-    records = run_cluster(
+    records = serve(
+        engine,
         replicas=scenario.cluster.replicas,
         config=_replica_config(scenario.cluster),
         cost=cost,

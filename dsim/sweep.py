@@ -11,10 +11,11 @@ import joblib
 import pandas as pd
 from tqdm import tqdm
 
+from dsim.compiled import warm_up
 from dsim.cost import StepCost
 from dsim.errors import InputError
 from dsim.probe import StepProbe
-from dsim.scenario import Point, Result, check_scenario, cost_of, simulate
+from dsim.scenario import Point, Result, check_scenario, compiles, cost_of, simulate
 from dsim.schema import MIN_WARMUP, Scenario
 
 #: What a task brings back: the table's row, and what `extract` made of the records.
@@ -56,6 +57,7 @@ def run(
     progress: bool = True,
     extract: Callable[[Result], Any] | None = None,
     probe: Callable[[], StepProbe] | None = None,
+    engine: str = "auto",
 ) -> Sweep:
     """Run the points.
 
@@ -68,6 +70,8 @@ def run(
         The records themselves stay in the worker.
     probe
         Makes a probe for each run (a class, such as `dsim.probe.StepRegret`); its columns come into the table.
+    engine
+        See `dsim.serve.serve`: the table is the same whichever loop runs.
 
     Notes
     -----
@@ -76,11 +80,14 @@ def run(
     """
     if jobs < 1:
         raise InputError(field="jobs", value=jobs, expected="an integer >= 1")
-    check_scenario(scenario, sorted({point.arm for point in points}))
+    arms = sorted({point.arm for point in points})
+    check_scenario(scenario, arms)
     cost = cost_of(scenario)
+    if engine != "step" and probe is None and jobs > 1 and any(compiles(scenario, arm) for arm in arms):
+        warm_up()  # or every worker would compile for itself
     order = sorted(range(len(points)), key=lambda i: (-_effort(scenario, points[i]), i))
     outcomes: list[Outcome | None] = [None] * len(points)
-    tasks = (joblib.delayed(_task)(scenario, points[i], cost, extract, probe, i) for i in order)
+    tasks = (joblib.delayed(_task)(scenario, points[i], cost, extract, probe, engine, i) for i in order)
     parallel = joblib.Parallel(n_jobs=min(jobs, max(1, len(points))), return_as="generator_unordered", batch_size=1)
     bar = tqdm(
         total=len(points),
@@ -107,9 +114,10 @@ def _task(
     cost: StepCost,
     extract: Callable[[Result], Any] | None,
     probe: Callable[[], StepProbe] | None,
+    engine: str,
     index: int,
 ) -> tuple[int, Outcome]:
-    result = simulate(scenario, point, cost=cost, probe=None if probe is None else probe())
+    result = simulate(scenario, point, cost=cost, probe=None if probe is None else probe(), engine=engine)
     return index, (result.row, None if extract is None else extract(result))
 
 

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from dsim.drafts.luck import uniform
 from dsim.errors import InputError
 from traces import Trace
+
+IntArray = npt.NDArray[np.int64]
 
 
 class Workload(Protocol):
@@ -73,6 +76,22 @@ class ClosedLoop:
         """Number of the first scored request."""
         return self.users * self.warmup_per_user if self.steady else 0
 
+    @property
+    def last_start_ns(self) -> int:
+        """When the last user starts, nanoseconds."""
+        return round(self.stagger_s * (self.users - 1) / self.users * 1e9)
+
+
+def scored_too_early(load: ClosedLoop, now_ns: int) -> InputError:
+    """The error of a closed loop whose first scored request is issued before all users have started."""
+    return InputError(
+        f"the first scored request comes at {now_ns / 1e9:g} s, before the last of {load.users} users "
+        f"starts at {load.last_start_ns / 1e9:g} s",
+        field="load.stagger_s",
+        value=load.stagger_s,
+        expected="less, or more load.warmup_per_user",
+    )
+
 
 @dataclass(frozen=True)
 class OpenLoop:
@@ -94,6 +113,27 @@ class OpenLoop:
     def scored(self) -> int:
         """Requests that are scored."""
         return self.requests - self.warmup - self.cooldown
+
+
+@dataclass(frozen=True)
+class RequestBlock:
+    """Some consecutive requests of a workload, int64[n] each; `arrival_ns` is empty in a closed loop."""
+
+    prompt_tokens: IntArray
+    output_tokens: IntArray
+    domain: IntArray
+    arrival_ns: IntArray
+
+
+def request_block(stream: Workload, start: int, stop: int, *, due: bool) -> RequestBlock:
+    """Requests ``start`` to ``stop`` - 1 of any workload; with their arrivals where `due`."""
+    if isinstance(stream, RequestStream):
+        return stream.block(start, stop, due=due)
+    numbers = range(start, stop)
+    lengths = np.array([stream.lengths(i) for i in numbers], dtype=np.int64).reshape(-1, 2)
+    domain = np.array([stream.domain(i) for i in numbers], dtype=np.int64)
+    arrival = np.array([stream.arrival_ns(i) for i in numbers] if due else [], dtype=np.int64)
+    return RequestBlock(lengths[:, 0], lengths[:, 1], domain, arrival)
 
 
 class RequestStream:
@@ -163,6 +203,18 @@ class RequestStream:
     def arrival_ns(self, i: int) -> int:
         """When request i arrives in an open loop, from the first one's arrival."""
         return self._arrival_ns[i]
+
+    def block(self, start: int, stop: int, *, due: bool) -> RequestBlock:
+        """Requests ``start`` to ``stop`` - 1 in one go."""
+        rows = np.arange(start, stop) % self._rows
+        if stop > start:
+            self.domain(stop - 1)  # drawn up to there
+        return RequestBlock(
+            np.asarray(self._prompt, dtype=np.int64)[rows],
+            np.asarray(self._output, dtype=np.int64)[rows],
+            np.asarray(self._domain[start:stop], dtype=np.int64),
+            np.asarray(self._arrival_ns[start:stop] if due else [], dtype=np.int64),
+        )
 
 
 def _mean_gap(arrival_s: np.ndarray) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dsim.kernel import Kernel, ages_to
 from dsim.planning import best_count, top_k
 from dsim.policy import BasePolicy, IntArray, PolicyView, Traits
 from policies._parameters import need_int
@@ -60,3 +61,9 @@ class DSpark(BasePolicy):
             return np.zeros(0, dtype=np.int64)
         capacity = best_count(view.survival(self.lag), requests, view.verify_ms[base:])
         return top_k(view.survival(), capacity)
+
+    def kernel(self) -> Kernel:
+        """See `dsim.kernel.Kernel`."""
+        from policies import _kernels
+
+        return Kernel(_kernels.budgeted, params=(0, 0), ages=ages_to(self.lag))

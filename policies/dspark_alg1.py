@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dsim.kernel import Kernel
 from dsim.planning import cumulative_value, first_non_gain, top_k
 from dsim.policy import BasePolicy, IntArray, PolicyView, Traits
 
@@ -51,3 +52,9 @@ class DSparkAlgorithm1(BasePolicy):
         tau = cumulative_value(survival, start=requests)
         throughput = tau / view.verify_ms[base : base + tau.size]
         return top_k(survival, first_non_gain(throughput))
+
+    def kernel(self) -> Kernel:
+        """See `dsim.kernel.Kernel`."""
+        from policies import _kernels
+
+        return Kernel(_kernels.dspark_alg1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dsim.kernel import Kernel
 from dsim.policy import BasePolicy, IntArray, PolicyView, Traits
 from policies._parameters import need_int
 
@@ -45,3 +46,9 @@ class Fixed(BasePolicy):
 
     def plan(self, view: PolicyView) -> IntArray:
         return np.minimum(view.caps, self.k)
+
+    def kernel(self) -> Kernel:
+        """See `dsim.kernel.Kernel`."""
+        from policies import _kernels
+
+        return Kernel(_kernels.fixed, params=(self.k,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dsim.kernel import Kernel
 from dsim.policy import BasePolicy, IntArray, PolicyView, Traits
 
 
@@ -29,3 +30,9 @@ class NoSpeculation(BasePolicy):
 
     def plan(self, view: PolicyView) -> IntArray:
         return np.zeros(view.requests, dtype=np.int64)
+
+    def kernel(self) -> Kernel:
+        """See `dsim.kernel.Kernel`."""
+        from policies import _kernels
+
+        return Kernel(_kernels.none)

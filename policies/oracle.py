@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dsim.kernel import Kernel
 from dsim.policy import BasePolicy, IntArray, PolicyView, Traits
 
 
@@ -70,3 +71,9 @@ class Oracle(BasePolicy):
             worth & (np.cumsum(worth).reshape(worth.shape) <= drafts), axis=0, dtype=np.int64
         )
         return granted
+
+    def kernel(self) -> Kernel:
+        """See `dsim.kernel.Kernel`."""
+        from policies import _kernels
+
+        return Kernel(_kernels.oracle, state=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dsim.errors import InputError
+from dsim.kernel import Kernel
 from dsim.planning import count_rows, leading_run
 from dsim.policy import BasePolicy, IntArray, PolicyView, Traits
 from policies._parameters import need_number
@@ -58,3 +59,9 @@ class Threshold(BasePolicy):
         else:
             lengths = leading_run(view.confidence >= np.float32(self.t))
         return np.minimum(lengths, view.caps)
+
+    def kernel(self) -> Kernel:
+        """See `dsim.kernel.Kernel`."""
+        from policies import _kernels
+
+        return Kernel(_kernels.threshold, params=(self.t, self.on == "survival"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dsim.kernel import Kernel, ages_to
 from dsim.lookup import PriceMemo, captured_then_linear
 from dsim.planning import best_count, top_k
 from dsim.policy import BasePolicy, FloatArray, IntArray, PolicyView, Traits
@@ -74,6 +75,14 @@ class VllmAdaptive(BasePolicy):
             return np.zeros(0, dtype=np.int64)
         budget = best_count(view.survival(self.lag), view.sampling, self._prices(view))
         return top_k(view.survival(), budget)
+
+    def kernel(self) -> Kernel | None:
+        """See `dsim.kernel.Kernel`. A table from a file has none."""
+        if self._file is not None:
+            return None
+        from policies import _kernels
+
+        return Kernel(_kernels.budgeted, params=(1, 1), ages=ages_to(self.lag), prices=captured_prices)
 
     def _prices(self, view: PolicyView) -> FloatArray:
         """float64[R * gamma + 1]: milliseconds by number of drafts, the draft pass included."""

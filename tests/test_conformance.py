@@ -399,6 +399,28 @@ class ClaimsLosslessOracle(Oracle):
     traits = Traits(clairvoyant=True)
 
 
+class AnotherKernel(BasePolicy):
+    """Its compiled form verifies one draft less than it."""
+
+    traits = Traits(cost_driven=False)
+
+    def plan(self, view):
+        return np.minimum(view.caps, 3)
+
+    def kernel(self):
+        return Fixed(k=2).kernel()
+
+
+class KernelReadsDeeper(AnotherKernel):
+    def kernel(self):
+        return DSpark(lag=2).kernel()
+
+
+class NotAKernel(AnotherKernel):
+    def kernel(self):
+        return len
+
+
 BROKEN = [
     ("traits", NoTraits(), "expected a dsim.policy.Traits"),
     ("traits", ClaimsLosslessOracle(), "clairvoyant policy cannot claim"),
@@ -438,6 +460,9 @@ BROKEN = [
     ("lossless", ClaimsLossless(), "depends on the tokens it is about"),
     ("lossless", LooksAhead(), "depends on the tokens it is about"),
     ("lossless", DecidesAboutOthers(), "which is not verified, change the lengths of the others"),
+    ("kernel", AnotherKernel(), "the kernel does not answer as plan does"),
+    ("kernel", KernelReadsDeeper(), r"the kernel reads ages \(0, 2\), the traits say 0"),
+    ("kernel", NotAKernel(), "offers no kernel"),
 ]
 
 

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dsim.drafter.drafter import FINAL, DrafterConfig
 from dsim.drafter.target import Target
 from dsim.drafter.train import Recipe
-from dsim.drafts.bank import cache_dir
 from dsim.errors import InputError
+from dsim.files import cache_dir
 
 
 class _Section(BaseModel):

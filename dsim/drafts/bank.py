@@ -34,10 +34,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import platformdirs
 
 from dsim.errors import InputError
-from dsim.files import replacing
+from dsim.files import cache_dir, replacing
 
 FORMAT = "dsim-bank"
 VERSION = 1
@@ -298,12 +297,6 @@ def _parse_header(text: str, file: str | Path) -> BankHeader:
             raise InputError(file=file, field=key, value=raw[key], expected="a list")
         raw[key] = tuple(raw[key])
     return BankHeader(**raw)
-
-
-def cache_dir() -> Path:
-    """Folder for unpacked banks: ``$DSIM_CACHE_DIR``, or the user's cache folder."""
-    override = os.environ.get("DSIM_CACHE_DIR")
-    return Path(override) if override else Path(platformdirs.user_cache_dir("dsim", appauthor=False))
 
 
 def cached_bank(key: str, build: Callable[[], Bank]) -> Bank:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -64,6 +65,37 @@ class DraftSource(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class ReplayTables:
+    """What `BankDrafts` reads, for a compiled loop that replays it without Python.
+
+    Attributes
+    ----------
+    confidence
+        float32[N, >= gamma]: by row of the bank.
+    accepted
+        int64[N]: recorded outcomes, over the bank's whole block; they count where `limits` is None.
+    limits
+        uint64[N, gamma]: a draft survives if its luck (53 bits of the hash of seed + 1, request, position, k) is
+        below.
+    starts, usable
+        int64[texts]: first row of each text, and its rows that are replayed.
+    members, member_bounds
+        int64[texts], int64[domains + 1]: texts by domain, one domain after the other.
+    seed
+        Of the trajectories.
+    """
+
+    confidence: Float32Array
+    accepted: IntArray
+    limits: npt.NDArray[np.uint64] | None
+    starts: IntArray
+    usable: IntArray
+    members: IntArray
+    member_bounds: IntArray
+    seed: int
+
+
 class BankDrafts:
     """Drafts replayed from a bank.
 
@@ -120,10 +152,11 @@ class BankDrafts:
         self._alpha_bytes = bank.alpha_bytes
         # Where alpha is tilted: what is accepted, by place; the place of position 0 by request, as `_base`.
         self._outcomes = None
+        self._limits: npt.NDArray[np.uint64] | None = None
         if tilt is not None:
             tilted = tilted_bank(bank, tilt, wanted)
             self.label = tilt.marked(self.label)
-            self._confidence = tilted.confidence
+            self._confidence, self._limits = tilted.confidence, tilted.limits
             self._outcomes = tilted.outcomes(seed + 1)
         if quality is not None:
             self.label += f":{quality.label}"
@@ -187,6 +220,20 @@ class BankDrafts:
         # Whole rows first: taking from a slice would copy all of it every time.
         confidence = self._confidence.take(rows, axis=0)
         return confidence[:, : self.gamma] if self._truncated else confidence, accepted
+
+    def replay_tables(self) -> ReplayTables:
+        """All that drafting reads."""
+        counts = [members.size for members in self._members]
+        return ReplayTables(
+            confidence=self._confidence,
+            accepted=self._accepted,
+            limits=self._limits,
+            starts=np.asarray(self._bounds[:-1], dtype=np.int64),
+            usable=np.asarray(self._usable, dtype=np.int64),
+            members=np.concatenate(self._members).astype(np.int64),
+            member_bounds=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            seed=self._seed,
+        )
 
     def alpha(self, requests: IntArray, positions: IntArray) -> npt.NDArray[np.float64]:
         """float64[R, gamma]: acceptance probabilities of the drafts at the positions last asked for."""

@@ -32,9 +32,10 @@ import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import expit, logit
 
-from dsim.drafts.bank import Bank, cache_dir
+from dsim.drafts.bank import Bank
 from dsim.drafts.luck import BITS, block_luck
 from dsim.errors import InputError
+from dsim.files import cache_dir
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

@@ -1,0 +1,147 @@
+"""Where things lie in the arrays that the compiled loop works on. Numbers only: nothing here needs Numba."""
+
+from __future__ import annotations
+
+# -- cfg: int64, what a run does not change ------------------------------------------------------------------
+(
+    REPLICAS,
+    MAX_SEQS,
+    TOKEN_BUDGET,
+    PREFILL_CHUNK,
+    COLOCATED,
+    BLOCK_TOKENS,
+    KV_BLOCKS,
+    ADMIT_AHEAD,
+    CLIP,
+    GAMMA,
+    AGES,  # how many ages of confidences the policy reads
+    DEPTH,  # the oldest of them
+    CLAIRVOYANT,
+    ROUTER,
+    CLOSED,
+    STEADY,
+    THINK_NS,
+    FIRST_SCORED,
+    END_SCORED,
+    LAST_START_NS,
+    ISSUE_LIMIT,  # a client that issues so many and no more; -1: no limit
+    OPEN_REQUESTS,
+    BY_REQUESTS,  # prices depend on the number of requests
+    BY_CONTEXT,
+    TILTED,  # what is accepted is worked out from the luck
+    RECORDED_GAMMA,
+    SEED,  # of the trajectories, as its 64 bits; the luck's is one more
+    CAPTURE_LIMIT,
+    CONTEXT_BUCKETS,
+    CFG_SIZE,
+) = range(30)
+
+# Routers by number.
+ROUND_ROBIN, LEAST_TOKENS, POWER_OF_TWO = range(3)
+
+# -- bounds: float64 --------------------------------------------------------------------------------------------
+CONTEXT_LOW, CONTEXT_HIGH, SLO_TPOT_MS, BOUNDS_SIZE = range(4)
+
+# -- now: int64, the whole run's changing numbers ---------------------------------------------------------------
+(
+    TIME,
+    TICKET,  # events scheduled so far: those of equal time happen in that order
+    HEAP_SIZE,
+    ISSUED,
+    SCORED_LEFT,
+    IN_SYSTEM,
+    AREA_NS,
+    AREA_AT,
+    IN_PREFILL,
+    ROUTED,
+    LOGGED,
+    LEFT_CONTEXTS,
+    LONGEST_PREFILL,
+    RESUME,  # replica whose step waits for what was asked for; -1: none
+    ASKED,  # what a status is about
+    ASKED_TOO,
+    STARTED,
+    NOW_SIZE,
+) = range(18)
+
+# -- rep: int64[replicas, REP_SIZE] ------------------------------------------------------------------------------
+(
+    COUNT,
+    STEP,
+    BUSY_NS,
+    OUTSTANDING,
+    RESERVED,
+    HEAD,  # of the waiting requests, a linked list; -1: empty
+    TAIL,
+    WAITING,
+    PREFILLING,
+    IDLE,  # 0 stepping, 1 asleep, 2 woken
+    STEP_NS,
+    STEP_PREFILL,
+    STEP_FINISHING,
+    STEP_DRAFTS,
+    STEP_PLANNED,
+    STEP_CONTEXT,  # mean context times requests, rounded
+    REP_SIZE,
+) = range(17)
+
+# -- seq: int64[replicas, SEQ_SIZE, max_seqs]: one column a request in decode, in order of admission -------------
+(
+    ID,
+    POSITION,
+    LEFT,  # minus the tokens it still has to produce
+    CONTEXT,
+    BORN,
+    FIRST,
+    LENGTH,  # drafts verified in the step
+    ACCEPTED,
+    ROW,  # of the bank, for the block drafted in the step
+    PROMPT_ID,  # the prompts in chunks: another list in the same columns
+    PROMPT_LEFT,
+    SEQ_SIZE,
+) = range(12)
+
+# -- req: int64[REQ_SIZE, requests] -------------------------------------------------------------------------------
+(
+    ARRIVAL_NS,
+    FIRST_NS,
+    FINISH_NS,
+    PROMPT,
+    OUTPUT,
+    GENERATED,
+    DOMAIN,
+    REPLICA,
+    PREEMPTIONS,
+    DUE_NS,  # when the trace has it arrive (open loop)
+    NEXT,  # the request behind it in a waiting list
+    BASE,  # row of its position 0 in the current trajectory, and the positions that lie in it
+    WALK_FIRST,
+    WALK_END,
+    DRAFT_DOMAIN,
+    ROUTE_A,  # the two replicas that power-of-two looks at, for the n-th routing
+    ROUTE_B,
+    REQ_SIZE,
+) = range(18)
+
+# -- heap: int64[capacity, 4] of (time, ticket, kind, argument) ---------------------------------------------------
+STEP_ENDS, WAKES, ISSUES, ARRIVES, PREFILLED, ENDS = range(6)
+
+# -- host: int64[4, running + 1] nanoseconds by requests in decode -------------------------------------------------
+DRAFT_NS, HIDDEN_NS, EXPOSED_NS = range(3)
+
+# -- what `advance` returns ----------------------------------------------------------------------------------------
+(
+    FINISHED,
+    LOG_FULL,
+    NEEDS_TABLE,
+    NEEDS_PREFILL,
+    NEEDS_REQUESTS,
+    TOO_LARGE,
+    SCORED_TOO_EARLY,
+    BAD_LENGTH,
+    DOES_NOT_FIT,
+    STARVED,
+) = range(10)
+
+#: Prices that depend on the batch's mean context are made once for each stretch of this many tokens.
+CONTEXT_STEP = 64

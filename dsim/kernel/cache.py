@@ -1,0 +1,95 @@
+"""Ways to compiled code: a policy's kernel, one call of it, and the folder in which it is kept between runs."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dsim.errors import InputError
+from dsim.files import cache_dir
+from dsim.kernel import Kernel
+
+#: Modules whose functions are compiled, and those that these take numbers from.
+_SOURCES = (
+    ("dsim.kernel", ("__init__.py", "planning.py", "call.py")),
+    ("dsim.compiled", ("layout.py", "loop.py")),
+    ("policies", ("_kernels.py",)),
+)
+
+
+def kernel_of(policy: Any) -> Kernel | None:
+    """The compiled form that a policy offers (Numba must be there); None: it has none.
+
+    It counts only where the policy's own class defines it: a subclass may have changed what `plan` does.
+
+    Raises
+    ------
+    InputError
+        It offers something else.
+    """
+    offer = getattr(policy, "kernel", None)
+    if offer is None or "kernel" not in vars(type(policy)) or "plan" in getattr(policy, "__dict__", {}):
+        return None
+    with kernel_cache():
+        found = offer()
+    if found is not None and not isinstance(found, Kernel):
+        raise InputError(
+            f"policy {type(policy).__name__} offers no kernel",
+            field="kernel()",
+            value=type(found).__name__,
+            expected="a dsim.kernel.Kernel, or None",
+        )
+    return found
+
+
+def kernel_plan(kernel: Kernel, view: Any, state: npt.NDArray[np.float64] | None = None) -> npt.NDArray[np.int64]:
+    """int64[R]: see `dsim.kernel.call.plan_once`."""
+    with kernel_cache():
+        call = importlib.import_module("dsim.kernel.call")
+    answer: npt.NDArray[np.int64] = call.plan_once(kernel, view, state)
+    return answer
+
+
+@contextmanager
+def kernel_cache() -> Iterator[None]:
+    """Code that is compiled in here is kept on disk, one folder for each version of its sources.
+
+    Numba looks only at the file that a function is in; what it takes from other files would go unnoticed.
+    """
+    import numba
+
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(_cache_folder())
+    try:
+        with warnings.catch_warnings():
+            # Functions as arguments are announced as experimental in every process.
+            warnings.simplefilter("ignore", numba.NumbaExperimentalFeatureWarning)
+            yield
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+@cache
+def _cache_folder() -> Path:
+    digest = hashlib.sha256()
+    for package, names in _SOURCES:
+        for name in names:
+            digest.update((resources.files(package) / name).read_bytes())
+    folder = cache_dir() / "kernels-1" / digest.hexdigest()[:16]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="dsim-kernels-"))  # nowhere to keep it: for this process alone

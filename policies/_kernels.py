@@ -1,0 +1,128 @@
+"""Compiled forms of the built-in policies' `plan` (`dsim.kernel.Kernel`). Each is held against it by the tests."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import cfunc
+
+from dsim import kernel as k
+from dsim.kernel.planning import best_count, descending, positive, survival, top_k
+
+_PLAN = k.signature()
+
+
+@cfunc(_PLAN, cache=True)
+def none(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
+    """`policies.none.NoSpeculation`."""
+    for r in range(counts[k.REQUESTS]):
+        lengths[r] = 0
+    return 0
+
+
+@cfunc(_PLAN, cache=True)
+def fixed(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
+    """`policies.fixed.Fixed`; params: k."""
+    for r in range(counts[k.REQUESTS]):
+        lengths[r] = min(caps[r], np.int64(params[0]))
+    return 0
+
+
+@cfunc(_PLAN, cache=True)
+def threshold(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
+    """`policies.threshold.Threshold`; params: t, whether it looks at survivals."""
+    least = np.float32(params[0])
+    for r in range(counts[k.REQUESTS]):
+        value = np.float32(1.0)
+        length = 0
+        for j in range(counts[k.BLOCK]):
+            if params[1] > 0:
+                value = confidence[0, r, j] if j == 0 else value * confidence[0, r, j]
+            else:
+                value = confidence[0, r, j]
+            if not value >= least:
+                break
+            length += 1
+        lengths[r] = min(length, caps[r])
+    return 0
+
+
+@cfunc(_PLAN, cache=True)
+def dspark_alg1(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
+    """`policies.dspark_alg1.DSparkAlgorithm1`."""
+    requests, gamma, base = counts[k.REQUESTS], counts[k.BLOCK], counts[k.BASE]
+    size = requests * gamma
+    survival(confidence[0], requests, gamma, caps, counts[k.CAPS_BIND], work[0])
+    for i in range(size):
+        work[1, i] = work[0, i]
+    descending(work[1], size, work[2], work[3])
+    tau = np.float64(requests)
+    rate = tau / verify_ms[base]
+    taken = 0
+    for b in range(1, positive(work[1], size) + 1):
+        tau += np.float64(work[1, b - 1])
+        following = tau / verify_ms[base + b]
+        if not following > rate:
+            break
+        rate = following
+        taken = b
+    top_k(work[0], requests, gamma, taken, work[2], work[3], lengths)
+    return 0
+
+
+@cfunc(_PLAN, cache=True)
+def budgeted(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
+    """A budget from old confidences, spent by current ones: `policies.dspark.DSpark`, `policies.vllm_adaptive`.
+
+    params: whether prompts that end are worth a token, and whether the draft is in the price. The last of the ages is
+    that of the budget's confidences.
+    """
+    requests, gamma = counts[k.REQUESTS], counts[k.BLOCK]
+    size = requests * gamma
+    last = confidence.shape[0] - 1
+    survival(confidence[last], requests, gamma, caps, counts[k.CAPS_BIND], work[1])
+    descending(work[1], size, work[2], work[3])
+    start = np.float64(counts[k.SAMPLING] if params[0] > 0 else requests)
+    extra = times[k.DRAFT_MS] if params[1] > 0 else 0.0
+    budget = best_count(work[1], positive(work[1], size), start, prices, counts[k.BASE], extra)
+    survival(confidence[0], requests, gamma, caps, counts[k.CAPS_BIND], work[0])
+    top_k(work[0], requests, gamma, budget, work[2], work[3], lengths)
+    return 0
+
+
+@cfunc(_PLAN, cache=True)
+def oracle(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
+    """`policies.oracle.Oracle`; state: tokens, elapsed ms."""
+    requests, gamma, base = counts[k.REQUESTS], counts[k.BLOCK], counts[k.BASE]
+    total = 0
+    for r in range(requests):
+        total += min(accepted[r], caps[r])
+        lengths[r] = 0
+    hidden, exposed = times[k.HOST_HIDDEN_MS], times[k.HOST_EXPOSED_MS]
+    sampling = np.float64(counts[k.SAMPLING])
+    rate = 0.0
+    if state[0] > 0:
+        rate = state[0] / state[1]
+    else:
+        for b in range(total + 1):
+            ms = max(times[k.DRAFT_MS] + verify_ms[base + b], hidden) + exposed
+            rate = max(rate, (sampling + b) / ms)
+    best, drafts, spent = -np.inf, 0, 0.0
+    for b in range(total + 1):
+        ms = max(times[k.DRAFT_MS] + verify_ms[base + b], hidden) + exposed
+        worth = (sampling + b) - rate * ms
+        if worth > best:
+            best, drafts, spent = worth, b, ms
+    state[0] += sampling + drafts
+    state[1] += spent
+    # First positions in order of request, then the second ones, and so on.
+    left = drafts
+    for j in range(gamma):
+        if left == 0:
+            break
+        for r in range(requests):
+            if left == 0:
+                break
+            if j < min(accepted[r], caps[r]):
+                lengths[r] += 1
+                left -= 1
+    return 0

@@ -1,0 +1,313 @@
+"""The compiled loop against the step-by-step one: the same bytes, on random clusters, loads, banks and policies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from banks import recorded_bank
+from standins import ConstantCost, fixed_arrivals
+
+from dsim.cluster import run_cluster
+from dsim.drafts import BankDrafts, Tilt
+from dsim.errors import InputError
+from dsim.kernel import Kernel
+from dsim.options import HostCost, ReplicaConfig
+from dsim.policy import load_policy
+from dsim.prices import DraftCost
+from dsim.telemetry import Records
+from dsim.workload import ClosedLoop, OpenLoop, RequestStream
+
+pytest.importorskip("numba")
+
+from dsim.compiled import run_compiled, why_not
+
+POLICIES = (
+    "none",
+    "fixed:k=1",
+    "fixed:k=3",
+    "threshold:t=0.6",
+    "threshold:t=0.3,on=survival",
+    "threshold:t=0",
+    "dspark-alg1",
+    "dspark",
+    "dspark:lag=0",
+    "dspark:lag=5",
+    "vllm-adaptive",
+    "vllm-adaptive:lag=3",
+    "oracle",
+)
+
+
+class VaryingCost(ConstantCost):
+    """Prices by tokens, requests and context; captured sizes are stairs."""
+
+    def __init__(self, *, by_requests, by_context, captured=(), **options):
+        super().__init__(captured=captured, **options)
+        self.depends_on_requests, self.depends_on_context = by_requests, by_context
+        self.contexts = np.array([100, 130, 1000]) if by_context else np.zeros(0, dtype=np.int64)
+
+    def verify_table(self, requests, max_tokens, context=None):
+        sizes = np.arange(max_tokens + 1)
+        if self.captured_sizes.size:
+            place = np.searchsorted(self.captured_sizes, sizes)
+            padded = self.captured_sizes[np.minimum(place, self.captured_sizes.size - 1)]
+            sizes = np.where(sizes <= self.captured_sizes[-1], padded, sizes + 5)
+        table = self.step_ms + self.token_ms * sizes
+        if self.depends_on_requests:
+            table = table + 0.013 * requests
+        if self.depends_on_context:
+            table = table + 0.0007 * context
+        table[0] = 0.0
+        return table
+
+    def prefill_ms(self, tokens):
+        return self.prefill * tokens
+
+
+def random_run(seed):
+    """Options of a cluster, all drawn."""
+    rng = np.random.default_rng(seed)
+
+    def pick(*choices):
+        return choices[int(rng.integers(len(choices)))]
+
+    gamma = pick(1, 3, 4)
+    colocated = bool(rng.integers(2))
+    overlapped = bool(rng.integers(2))
+    max_seqs = pick(1, 3, 8, 20)
+    block = pick(1, 4, 16)
+    longest = 40 + 90
+    least = -(-(longest + 1 + gamma) // block)
+    requests = 60
+    config = ReplicaConfig(
+        max_seqs=max_seqs,
+        token_budget=max_seqs * (1 + gamma) + pick(0, 1, 30),
+        prefill_chunk=pick(1, 16, 500),
+        colocated=colocated,
+        block_tokens=block,
+        kv_blocks=pick(least, 2 * least, 10_000),
+        overlapped=overlapped,
+        host=pick(
+            HostCost(), HostCost(0.2, 0.05, 0.5, 0.3), HostCost(per_request_ms=0.4, power=1.0, hidden_fraction=1)
+        ),
+        clip_to_remaining=bool(rng.integers(2)),
+        admit_ahead=colocated and overlapped and bool(rng.integers(2)),
+    )
+    if config.token_budget - max_seqs * (1 + gamma) == 0 and colocated:
+        # A full batch of whole blocks would leave no token for a prompt, for ever.
+        config = ReplicaConfig(**{**vars_of(config), "token_budget": config.token_budget + 5})
+    cost = VaryingCost(
+        by_requests=bool(rng.integers(2)),
+        by_context=bool(rng.integers(2)),
+        captured=pick((), (1, 2, 4, 8, 16), (8, 24, 40)),
+        step_ms=pick(1.0, 0.37),
+        token_ms=pick(0.0, 0.05, 0.0713),
+        draft=pick(0.0, 0.25),
+        prefill=pick(0.0, 0.01, 1.0),
+    )
+    # Times in whole milliseconds meet the ends of steps.
+    arrival = np.cumsum(pick(rng.exponential(0.004, requests), rng.integers(0, 8, requests) * 1e-3))
+    trace = fixed_arrivals(
+        arrival - arrival[0],
+        pick(rng.integers(1, 40, requests), np.full(requests, 7)),
+        pick(rng.integers(1, 90, requests), rng.integers(1, 4, requests), np.full(requests, 12)),
+    )
+    load = pick(
+        OpenLoop(requests=requests),
+        OpenLoop(requests=requests, warmup=5, cooldown=20),
+        ClosedLoop(users=5, scored=30),
+        ClosedLoop(users=17, scored=70, think_s=0.0123, stagger_s=0.004),
+        ClosedLoop(users=7, scored=40, think_s=0.002, steady=False),
+        ClosedLoop(users=9, scored=9, steady=False, stagger_s=0.05),
+    )
+    policy = load_policy(pick(*[p for p in POLICIES if load_policy(p).traits.needs_gamma <= gamma]))
+    drafts = None
+    if pick(True, True, True, False):
+        bank = recorded_bank(4, texts=2, length=30, ragged=25, seed=seed, over=pick(0.0, 2.0))
+        tilt = pick(None, None, Tilt(alpha=(0.7,), confidence=(0.3,)), Tilt(confidence=(-1.0,)))
+        drafts = lambda: BankDrafts(bank, gamma=gamma, seed=seed - 3, tilt=tilt)  # noqa: E731
+    domains = ("chat", "code", "math") if drafts else ("any",)
+    return {
+        "replicas": pick(1, 2, 5),
+        "config": config,
+        "cost": cost,
+        "drafts": drafts or (lambda: None),
+        "draft_cost": DraftCost(pick(1.0, 0.3), bool(rng.integers(2))),
+        "policy": policy,
+        "stream": RequestStream(trace, dict.fromkeys(domains, 1.0), order_seed=seed, domain_seed=seed, order="trace"),
+        "load": load,
+        "router": pick("round-robin", "least-tokens", "power-of-two"),
+        "router_seed": seed,
+        "slo_tpot_ms": 5.0,
+    }
+
+
+def vars_of(config):
+    return {name: getattr(config, name) for name in config.__dataclass_fields__}
+
+
+def outcome(run, options):
+    try:
+        return run(**{**options, "drafts": options["drafts"]()})
+    except (InputError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def assert_same(one, two):
+    assert type(one) is type(two), (one, two)
+    if not isinstance(one, Records):
+        assert one == two
+        return
+    for table in ("steps", "requests"):
+        left, right = getattr(one, table), getattr(two, table)
+        assert list(left) == list(right)
+        for name in left:
+            assert left[name].dtype == right[name].dtype
+            np.testing.assert_array_equal(left[name], right[name], err_msg=f"{table}.{name}")
+    for name in ("scored", "window_ns", "end_ns", "replicas", "gpus", "colocated", "extrapolated"):
+        assert getattr(one, name) == getattr(two, name), name
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_random_clusters(seed):
+    options = random_run(seed)
+    assert_same(outcome(run_cluster, options), outcome(run_compiled, options))
+
+
+# -- what stops a run ------------------------------------------------------------------------------------
+
+
+def plain(**changes):
+    trace = fixed_arrivals(np.arange(20) * 0.002, 10, 30)
+    options = {
+        "replicas": 1,
+        "config": ReplicaConfig(max_seqs=4, token_budget=64, block_tokens=4, kv_blocks=100),
+        "cost": VaryingCost(by_requests=False, by_context=False, step_ms=1.0),
+        "drafts": lambda: BankDrafts(recorded_bank(3, texts=2, length=30, ragged=25), seed=1),
+        "draft_cost": DraftCost(),
+        "policy": load_policy("dspark"),
+        "stream": RequestStream(trace, dict.fromkeys(("math", "code", "chat"), 1.0), order_seed=0, domain_seed=0),
+        "load": ClosedLoop(users=4, scored=8),
+    }
+    return options | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"config": ReplicaConfig(max_seqs=4, token_budget=64, block_tokens=4, kv_blocks=10)}, "needs 11 KV blocks"),
+        ({"load": ClosedLoop(users=4, scored=8, stagger_s=50.0)}, "before the last of 4 users"),
+        ({"router": "random"}, "round-robin"),
+        ({"config": ReplicaConfig(max_seqs=4, token_budget=8)}, "a full batch with whole blocks"),
+    ],
+)
+def test_both_refuse_the_same_with_the_same_words(changes, message):
+    options = plain(**changes)
+    first = outcome(run_cluster, options)
+    assert isinstance(first, str)
+    assert message in first
+    assert outcome(run_compiled, options) == first
+
+
+def test_a_prompt_that_has_no_price_is_refused_when_it_comes_and_not_before():
+    class Short(VaryingCost):
+        def prefill_ms(self, tokens):
+            if tokens > 10:
+                raise InputError(field="tokens", value=tokens, expected="at most 10")
+            return 1.0
+
+    def run(last):
+        trace = fixed_arrivals(np.arange(20) * 0.002, [10] * 19 + [last], 30)
+        stream = RequestStream(
+            trace, dict.fromkeys(("math", "code", "chat"), 1.0), order_seed=0, domain_seed=0, order="trace"
+        )
+        cost = Short(by_requests=False, by_context=False)
+        options = plain(stream=stream, cost=cost, load=ClosedLoop(users=2, scored=6))
+        results = [outcome(each, options) for each in (run_cluster, run_compiled)]
+        assert_same(*results)
+        return results[1]
+
+    assert isinstance(run(11), Records)  # request 19 is never issued
+    assert run(10).requests["prompt_tokens"].max() == 10
+    options = plain(cost=Short(by_requests=False, by_context=False), load=OpenLoop(requests=20))
+    trace = fixed_arrivals(np.arange(20) * 0.002, [10] * 19 + [11], 30)
+    options["stream"] = RequestStream(trace, dict.fromkeys(("math", "code", "chat"), 1.0), order_seed=0, domain_seed=0)
+    first = outcome(run_cluster, options)
+    assert "at most 10" in first
+    assert outcome(run_compiled, options) == first
+
+
+# -- which runs are compiled -----------------------------------------------------------------------------
+
+
+def kernel_that(length):
+    from numba import cfunc
+
+    from dsim.kernel import REQUESTS, signature
+
+    @cfunc(signature())
+    def plan(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
+        for r in range(counts[REQUESTS]):
+            lengths[r] = length
+        return 0
+
+    return plan
+
+
+class Mine:
+    """A policy of a user, with a kernel."""
+
+    def __init__(self, length):
+        self.traits = load_policy("fixed:k=1").traits
+        self.length = length
+
+    def __repr__(self):
+        return f"Mine({self.length})"
+
+    def plan(self, view):
+        return np.full(view.requests, self.length)
+
+    def kernel(self):
+        return Kernel(kernel_that(self.length))
+
+
+def test_a_kernel_of_ones_own():
+    options = plain(policy=Mine(2))
+    assert why_not(options["policy"], None) is None
+    assert_same(outcome(run_cluster, options), outcome(run_compiled, options))
+
+
+@pytest.mark.parametrize("length", [4, -1])
+def test_a_kernel_out_of_bounds_is_refused_as_its_policy_is(length):
+    options = plain(policy=Mine(length))
+    first = outcome(run_cluster, options)
+    assert "returned a verify length out of bounds" in first
+    assert outcome(run_compiled, options) == first
+
+
+def test_what_cannot_be_compiled_is_named():
+    class Quiet(Mine):
+        kernel = None
+
+    class Learning(Mine):
+        def observe(self, verified, accepted):
+            pass
+
+    class Wrong(Mine):
+        def kernel(self):
+            return "fast"
+
+    class Live:
+        label = "live:tiny"
+
+    class Changed(Mine):
+        def plan(self, view):
+            return np.zeros(view.requests, dtype=np.int64)
+
+    assert "has no kernel" in why_not(Quiet(1), None)
+    assert "has no kernel" in why_not(Changed(1), None)
+    assert "learns" in why_not(Learning(1), None)
+    assert "not replayed" in why_not(Mine(1), Live())
+    with pytest.raises(InputError, match="offers no kernel"):
+        why_not(Wrong(1), None)
+    assert outcome(run_compiled, plain(policy=Quiet(1))).startswith("InputError: field 'engine': this run cannot be")
