@@ -134,7 +134,7 @@ class _Run:
         self.caps, self.useful = np.full(seqs, gamma, dtype=np.int64), np.zeros(seqs, dtype=np.int64)
         self.work = np.zeros((6, seqs * gamma + 1024), dtype=np.float32)
         self.lengths, self.ended = np.zeros(seqs, dtype=np.int64), np.zeros(seqs, dtype=np.int64)
-        self.full: list[IntArray] = []
+        self.full: list[list[IntArray]] = []  # blocks of columns
         self.log = np.zeros((len(STEP_COLUMNS), _FIRST_LOG), dtype=np.int64)
         self._know(_first_requests(load, config.max_seqs))
 
@@ -220,9 +220,9 @@ class _Run:
         if self.router == "power-of-two" and len(self.rep) > 1:
             new[[at.ROUTE_A, at.ROUTE_B]] = replica_pairs(self.rng, len(self.rep), new.shape[1]).T
         self.req = np.concatenate([self.req, new], axis=1)
-        places = 2 * len(self.rep) + self.req.shape[1] + 8
-        if isinstance(self.load, ClosedLoop):
-            places += self.load.users
+        # At most one event a replica or request on its way: a closed loop has as many requests as users.
+        waiting = self.load.users if isinstance(self.load, ClosedLoop) else self.req.shape[1]
+        places = max(len(self.heap), 2 * len(self.rep) + waiting + 8)
         self.heap = np.concatenate([self.heap, np.zeros((places - len(self.heap), 4), dtype=np.int64)])
         self._reach(block.prompt_tokens, block.output_tokens)
 
@@ -324,7 +324,7 @@ class _Run:
         """Give the loop what it stopped for, or raise what the reference would."""
         asked, asked_too = int(self.now[at.ASKED]), int(self.now[at.ASKED_TOO])
         if status == at.LOG_FULL:
-            self.full.append(self.log)
+            self.full.append([column.copy() for column in self.log])
             self.log = np.zeros((len(STEP_COLUMNS), min(2 * self.log.shape[1], _LARGEST_LOG)), dtype=np.int64)
             self.now[at.LOGGED] = 0
         elif status == at.NEEDS_TABLE:
@@ -353,14 +353,19 @@ class _Run:
     def tables(self) -> tuple[dict[str, IntArray], dict[str, IntArray], Books]:
         """Steps, requests, and the books of the run."""
         now, rep = self.now, self.rep
-        blocks = [*self.full, self.log[:, : now[at.LOGGED]]]
-        self.full = []
-        steps = {name: np.concatenate([block[i] for block in blocks]) for i, name in enumerate(STEP_COLUMNS)}
-        issued = int(now[at.ISSUED])
         for r in range(len(rep)):
             column = self.seq[r, :, : rep[r, at.COUNT]]
             self.req[at.GENERATED, column[at.ID]] = column[at.POSITION] + 1
+        issued = int(now[at.ISSUED])
         requests = {name: self.req[i, :issued].copy() for i, name in enumerate(REQUEST_COLUMNS)}
+        self.req = self.req[:, :0].copy()
+        self.full.append([column[: now[at.LOGGED]].copy() for column in self.log])
+        # A column at a time, so that the log is never there twice.
+        steps = {}
+        for i, name in enumerate(STEP_COLUMNS):
+            steps[name] = np.concatenate([block[i] for block in self.full])
+            for block in self.full:
+                block[i] = block[i][:0]
         area = int(now[at.AREA_NS] + now[at.IN_SYSTEM] * (now[at.TIME] - now[at.AREA_AT]))
         books = Books(
             end_ns=int(now[at.TIME]),
