@@ -126,3 +126,76 @@ def oracle(counts, times, confidence, verify_ms, prices, caps, accepted, params,
                 lengths[r] += 1
                 left -= 1
     return 0
+
+
+@cfunc(_PLAN, cache=True)
+def tetris(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
+    """`policies.tetris.Tetris`; params: capacity, whether it is one a request."""
+    requests, gamma = counts[k.REQUESTS], counts[k.BLOCK]
+    capacity = np.int64(params[0]) * (requests if params[1] > 0 else 1)
+    survival(confidence[0], requests, gamma, caps, counts[k.CAPS_BIND], work[0])
+    top_k(work[0], requests, gamma, capacity, work[2], work[3], lengths)
+    return 0
+
+
+@cfunc(_PLAN, cache=True)
+def disco(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
+    """`policies.disco.Disco`; params: t."""
+    least = np.float32(params[0])
+    for r in range(counts[k.REQUESTS]):
+        length = 0
+        while length < counts[k.BLOCK] and confidence[0, r, length] >= least:
+            length += 1
+        lengths[r] = min(length + 1, caps[r])
+    return 0
+
+
+@cfunc(_PLAN, cache=True)
+def batch_table(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
+    """`policies.batch_table.BatchTable`; params: first batch size and drafts of each range, in turn."""
+    drafts = np.int64(params[1])
+    for i in range(2, params.size, 2):
+        if counts[k.REQUESTS] < params[i]:
+            break
+        drafts = np.int64(params[i + 1])
+    for r in range(counts[k.REQUESTS]):
+        lengths[r] = min(caps[r], drafts)
+    return 0
+
+
+@cfunc(_PLAN, cache=True)
+def marginal(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
+    """`policies.marginal.Marginal`; params: the fixed rate (NaN: none), weight; state: tokens, elapsed ms."""
+    requests, gamma, base = counts[k.REQUESTS], counts[k.BLOCK], counts[k.BASE]
+    size = requests * gamma
+    survival(confidence[confidence.shape[0] - 1], requests, gamma, caps, counts[k.CAPS_BIND], work[1])
+    descending(work[1], size, work[2], work[3])
+    most = positive(work[1], size)
+    draft, hidden, exposed = times[k.DRAFT_MS], times[k.HOST_HIDDEN_MS], times[k.HOST_EXPOSED_MS]
+    fixed = params[0] == params[0]
+    rate = params[0]
+    if not fixed:
+        if state[0] != 0.0:
+            rate = state[0] / state[1]
+        else:
+            expected = np.float64(requests)
+            rate = expected / (max(draft + verify_ms[base], hidden) + exposed)
+            for b in range(1, most + 1):
+                expected += np.float64(work[1, b - 1])
+                rate = max(rate, expected / (max(draft + verify_ms[base + b], hidden) + exposed))
+    expected = np.float64(requests)
+    best, drafts, gained, spent = -np.inf, 0, 0.0, 0.0
+    for b in range(most + 1):
+        if b:
+            expected += np.float64(work[1, b - 1])
+        ms = max(draft + verify_ms[base + b], hidden) + exposed
+        worth = expected - rate * ms
+        if worth > best:
+            best, drafts, gained, spent = worth, b, expected, ms
+    if not fixed:
+        weight = params[1] if state[0] != 0.0 else 1.0
+        state[0] += weight * (gained - state[0])
+        state[1] += weight * (spent - state[1])
+    survival(confidence[0], requests, gamma, caps, counts[k.CAPS_BIND], work[0])
+    top_k(work[0], requests, gamma, drafts, work[2], work[3], lengths)
+    return 0

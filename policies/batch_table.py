@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dsim.errors import InputError
+from dsim.kernel import Kernel
 from dsim.policy import BasePolicy, IntArray, PolicyView, Traits
 
 _FORM = "ranges FIRST-LAST=K joined by '/', from batch size 1 up, for example 1-64=3/65-128=1/129-=0"
@@ -75,6 +76,13 @@ class BatchTable(BasePolicy):
         if not view.requests:
             return np.zeros(0, dtype=np.int64)
         return np.minimum(view.caps, self.lengths[bisect_right(self.starts, view.requests) - 1])
+
+    def kernel(self) -> Kernel:
+        """See `dsim.kernel.Kernel`."""
+        from policies import _kernels
+
+        params = [float(value) for pair in zip(self.starts, self.lengths, strict=True) for value in pair]
+        return Kernel(_kernels.batch_table, params=tuple(params))
 
 
 def _parsed(table: str) -> list[tuple[int, int | None, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dsim.kernel import Kernel
 from dsim.planning import leading_run
 from dsim.policy import BasePolicy, IntArray, PolicyView, Traits
 from policies._parameters import need_number
@@ -64,3 +65,9 @@ class Disco(BasePolicy):
     def plan(self, view: PolicyView) -> IntArray:
         # The cap also takes back the one that is too many where the whole block is likely enough.
         return np.minimum(leading_run(view.confidence >= np.float32(self.t)) + 1, view.caps)
+
+    def kernel(self) -> Kernel:
+        """See `dsim.kernel.Kernel`."""
+        from policies import _kernels
+
+        return Kernel(_kernels.disco, params=(self.t,))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from dsim.errors import InputError
+from dsim.kernel import Kernel, ages_to
 from dsim.planning import cumulative_value, top_k
 from dsim.policy import BasePolicy, IntArray, PolicyView, Traits
 from policies._parameters import need_int, need_number
@@ -93,3 +96,10 @@ class Marginal(BasePolicy):
             self.tokens += weight * (float(expected[drafts]) - self.tokens)
             self.elapsed_ms += weight * (float(step_ms[drafts]) - self.elapsed_ms)
         return top_k(view.survival(), drafts)
+
+    def kernel(self) -> Kernel:
+        """See `dsim.kernel.Kernel`."""
+        from policies import _kernels
+
+        rate = math.nan if self.rate is None else self.rate
+        return Kernel(_kernels.marginal, params=(rate, self.weight), ages=ages_to(self.lag), state=2)

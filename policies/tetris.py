@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dsim.kernel import Kernel
 from dsim.planning import top_k
 from dsim.policy import BasePolicy, IntArray, PolicyView, Traits
 from policies._parameters import need_bool, need_int
@@ -61,3 +62,9 @@ class Tetris(BasePolicy):
 
     def plan(self, view: PolicyView) -> IntArray:
         return top_k(view.survival(), self.capacity * view.requests if self.per_request else self.capacity)
+
+    def kernel(self) -> Kernel:
+        """See `dsim.kernel.Kernel`."""
+        from policies import _kernels
+
+        return Kernel(_kernels.tetris, params=(self.capacity, self.per_request))

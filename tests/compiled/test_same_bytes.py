@@ -35,6 +35,12 @@ POLICIES = (
     "vllm-adaptive",
     "vllm-adaptive:lag=3",
     "oracle",
+    "tetris:capacity=9",
+    "tetris:capacity=2,per_request=true",
+    "disco:t=0.7",
+    "batch-table:table=1-2=3/3-6=1/7-=0",
+    "marginal",
+    "marginal:rate=0.9,lag=0",
 )
 
 
@@ -168,7 +174,7 @@ def assert_same(one, two):
         assert getattr(one, name) == getattr(two, name), name
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", range(160))
 def test_random_clusters(seed):
     options = random_run(seed)
     assert_same(outcome(run_cluster, options), outcome(run_compiled, options))
