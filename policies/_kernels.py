@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import cfunc
+from numba import cfunc, njit
 
 from dsim import kernel as k
 from dsim.kernel.planning import best_count, descending, positive, survival, top_k
@@ -12,7 +12,7 @@ _PLAN = k.signature()
 
 
 @cfunc(_PLAN, cache=True)
-def none(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
+def none(counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths):
     """`policies.none.NoSpeculation`."""
     for r in range(counts[k.REQUESTS]):
         lengths[r] = 0
@@ -20,7 +20,7 @@ def none(counts, times, confidence, verify_ms, prices, caps, accepted, params, s
 
 
 @cfunc(_PLAN, cache=True)
-def fixed(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
+def fixed(counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths):
     """`policies.fixed.Fixed`; params: k."""
     for r in range(counts[k.REQUESTS]):
         lengths[r] = min(caps[r], np.int64(params[0]))
@@ -28,7 +28,9 @@ def fixed(counts, times, confidence, verify_ms, prices, caps, accepted, params, 
 
 
 @cfunc(_PLAN, cache=True)
-def threshold(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
+def threshold(
+    counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths
+):
     """`policies.threshold.Threshold`; params: t, whether it looks at survivals."""
     least = np.float32(params[0])
     for r in range(counts[k.REQUESTS]):
@@ -47,7 +49,9 @@ def threshold(counts, times, confidence, verify_ms, prices, caps, accepted, para
 
 
 @cfunc(_PLAN, cache=True)
-def dspark_alg1(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
+def dspark_alg1(
+    counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths
+):
     """`policies.dspark_alg1.DSparkAlgorithm1`."""
     requests, gamma, base = counts[k.REQUESTS], counts[k.BLOCK], counts[k.BASE]
     size = requests * gamma
@@ -70,7 +74,7 @@ def dspark_alg1(counts, times, confidence, verify_ms, prices, caps, accepted, pa
 
 
 @cfunc(_PLAN, cache=True)
-def budgeted(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
+def budgeted(counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths):
     """A budget from old confidences, spent by current ones: `policies.dspark.DSpark`, `policies.vllm_adaptive`.
 
     params: whether prompts that end are worth a token, and whether the draft is in the price. The last of the ages is
@@ -90,7 +94,7 @@ def budgeted(counts, times, confidence, verify_ms, prices, caps, accepted, param
 
 
 @cfunc(_PLAN, cache=True)
-def oracle(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
+def oracle(counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths):
     """`policies.oracle.Oracle`; state: tokens, elapsed ms."""
     requests, gamma, base = counts[k.REQUESTS], counts[k.BLOCK], counts[k.BASE]
     total = 0
@@ -129,7 +133,7 @@ def oracle(counts, times, confidence, verify_ms, prices, caps, accepted, params,
 
 
 @cfunc(_PLAN, cache=True)
-def tetris(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
+def tetris(counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths):
     """`policies.tetris.Tetris`; params: capacity, whether it is one a request."""
     requests, gamma = counts[k.REQUESTS], counts[k.BLOCK]
     capacity = np.int64(params[0]) * (requests if params[1] > 0 else 1)
@@ -139,7 +143,7 @@ def tetris(counts, times, confidence, verify_ms, prices, caps, accepted, params,
 
 
 @cfunc(_PLAN, cache=True)
-def disco(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
+def disco(counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths):
     """`policies.disco.Disco`; params: t."""
     least = np.float32(params[0])
     for r in range(counts[k.REQUESTS]):
@@ -151,7 +155,9 @@ def disco(counts, times, confidence, verify_ms, prices, caps, accepted, params, 
 
 
 @cfunc(_PLAN, cache=True)
-def batch_table(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
+def batch_table(
+    counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths
+):
     """`policies.batch_table.BatchTable`; params: first batch size and drafts of each range, in turn."""
     drafts = np.int64(params[1])
     for i in range(2, params.size, 2):
@@ -164,7 +170,7 @@ def batch_table(counts, times, confidence, verify_ms, prices, caps, accepted, pa
 
 
 @cfunc(_PLAN, cache=True)
-def marginal(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
+def marginal(counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths):
     """`policies.marginal.Marginal`; params: the fixed rate (NaN: none), weight; state: tokens, elapsed ms."""
     requests, gamma, base = counts[k.REQUESTS], counts[k.BLOCK], counts[k.BASE]
     size = requests * gamma
@@ -198,4 +204,193 @@ def marginal(counts, times, confidence, verify_ms, prices, caps, accepted, param
         state[1] += weight * (spent - state[1])
     survival(confidence[0], requests, gamma, caps, counts[k.CAPS_BIND], work[0])
     top_k(work[0], requests, gamma, drafts, work[2], work[3], lengths)
+    return 0
+
+
+@cfunc(_PLAN, cache=True)
+def whole(counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths):
+    """Whole blocks, as far as the caps go."""
+    for r in range(counts[k.REQUESTS]):
+        lengths[r] = caps[r]
+    return 0
+
+
+@cfunc(_PLAN, cache=True)
+def sglang(counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths):
+    """`policies.sglang.Sglang` with a table of its own; params: whether the draft is in the price, fill, least gain."""
+    requests, gamma = counts[k.REQUESTS], counts[k.BLOCK]
+    size = requests * gamma
+    survival(confidence[confidence.shape[0] - 1], requests, gamma, caps, counts[k.CAPS_BIND], work[1])
+    descending(work[1], size, work[2], work[3])
+    most = positive(work[1], size)
+    extra = times[k.DRAFT_MS] if params[0] > 0 else 0.0
+    tau = np.float64(requests)
+    rate = tau / (extra + prices[requests])
+    best, budget = rate, 0
+    for b in range(1, most + 1):
+        tau += np.float64(work[1, b - 1])
+        rate = tau / (extra + prices[requests + b])
+        if rate > best:
+            best, budget = rate, b
+    if best < rate * (1 + params[2]):
+        budget = most
+    if captured.size:
+        tier = np.searchsorted(captured, requests + budget)
+        if tier == captured.size:
+            for r in range(requests):
+                lengths[r] = caps[r]
+            return 0
+        if params[1] > 0:
+            budget = captured[tier] - requests
+    survival(confidence[0], requests, gamma, caps, counts[k.CAPS_BIND], work[0])
+    top_k(work[0], requests, gamma, budget, work[2], work[3], lengths)
+    return 0
+
+
+@njit(cache=True)
+def _known(counts, confidence, caps, age, lag, out):
+    """Survivals of the requests that have blocks `lag` steps old, one after the other; how many they are."""
+    gamma, known = counts[k.BLOCK], 0
+    for r in range(counts[k.REQUESTS]):
+        if age[r] < lag:
+            continue
+        place, product = known * gamma, np.float32(1.0)
+        for j in range(gamma):
+            product = confidence[r, j] if j == 0 else product * confidence[r, j]
+            out[place + j] = np.float32(0.0) if counts[k.CAPS_BIND] and j >= caps[r] else product
+        known += 1
+    return known
+
+
+@njit(cache=True)
+def _spread(counts, known, caps, age, lag, lengths):
+    """Lengths of the known requests, so far in the first rows, to their own rows; whole blocks for the others."""
+    place = known - 1
+    for r in range(counts[k.REQUESTS] - 1, -1, -1):
+        if age[r] < lag:
+            lengths[r] = caps[r]
+        else:
+            lengths[r] = lengths[place]
+            place -= 1
+
+
+@cfunc(_PLAN, cache=True)
+def atom(counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths):
+    """`policies.atom.Atom` with the captured table; params: lag. Prices are steps a second."""
+    requests, gamma, lag = counts[k.REQUESTS], counts[k.BLOCK], np.int64(params[0])
+    if counts[k.BASE] > requests:
+        for r in range(requests):
+            lengths[r] = caps[r]
+        return 0
+    known = _known(counts, confidence[0], caps, age, lag, work[0])
+    size = known * gamma
+    for i in range(size):
+        work[1, i] = work[0, i]
+    descending(work[1], size, work[2], work[3])
+    taken = 0
+    if known:
+        tau = np.float64(known)
+        rate = tau * prices[known]
+        for b in range(1, positive(work[1], size) + 1):
+            tau += np.float64(work[1, b - 1])
+            following = tau * prices[known + b]
+            if not following > rate:
+                break
+            rate, taken = following, b
+    top_k(work[0], known, gamma, taken, work[2], work[3], lengths)
+    _spread(counts, known, caps, age, lag, lengths)
+    return 0
+
+
+@cfunc(_PLAN, cache=True)
+def verify_adaptive(
+    counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths
+):
+    """`policies.vllm_verify_adaptive.VllmVerifyAdaptive`; params: lag, steps of batch and query, largest batch or 0."""
+    gamma, lag = counts[k.BLOCK], np.int64(params[0])
+    known = _known(counts, confidence[0], caps, age, lag, work[0])
+    size = known * gamma
+    for i in range(size):
+        work[1, i] = work[0, i]
+    descending(work[1], size, work[2], work[3])
+    most = positive(work[1], size)
+    step = np.int64(params[1])
+    batch = -(-known // step) * step
+    if params[3] > 0:
+        batch = min(batch, np.int64(params[3]))
+    tau, added, best, budget = np.float64(known), 0, -np.inf, 0
+    query = 1
+    while known:
+        tokens = batch * query
+        if tokens >= known:
+            drafts = min(tokens - known, most)
+            while added < drafts:
+                tau += np.float64(work[1, added])
+                added += 1
+            rate = tau / verify_ms[min(tokens, verify_ms.size - 1)]
+            if rate > best:
+                best, budget = rate, drafts
+        if query == gamma + 1:
+            break
+        query = min(2 if query == 1 else query + np.int64(params[2]), gamma + 1)
+    top_k(work[0], known, gamma, budget, work[2], work[3], lengths)
+    _spread(counts, known, caps, age, lag, lengths)
+    return 0
+
+
+@cfunc(_PLAN, cache=True)
+def lab(counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths):
+    """`policies.lab.Lab`; params: whether it stops early, what is in the price (0 target, 1 and draft, 2 the step).
+
+    The first of the ages is that of the capacity, the last that of the allocation.
+    """
+    requests, gamma, base = counts[k.REQUESTS], counts[k.BLOCK], counts[k.BASE]
+    size = requests * gamma
+    hidden, exposed = times[k.HOST_HIDDEN_MS], times[k.HOST_EXPOSED_MS]
+    survival(confidence[0], requests, gamma, caps, counts[k.CAPS_BIND], work[1])
+    descending(work[1], size, work[2], work[3])
+    tau, best, capacity = np.float64(requests), -np.inf, 0
+    for b in range(positive(work[1], size) + 1):
+        if b:
+            tau += np.float64(work[1, b - 1])
+        ms = prices[base + b]
+        if params[1] > 0:
+            ms = times[k.DRAFT_MS] + ms
+        if params[1] > 1:
+            ms = max(ms, hidden) + exposed
+        rate = tau / ms
+        if rate > best:
+            best, capacity = rate, b
+        elif params[0] > 0:
+            break
+    survival(confidence[confidence.shape[0] - 1], requests, gamma, caps, counts[k.CAPS_BIND], work[0])
+    top_k(work[0], requests, gamma, capacity, work[2], work[3], lengths)
+    return 0
+
+
+@cfunc(_PLAN, cache=True)
+def ascend(counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths):
+    """`policies.vllm_ascend.VllmAscend`; params: threshold, interval, initial, floor; state: steps, K + 1."""
+    requests, gamma = counts[k.REQUESTS], counts[k.BLOCK]
+    floor = np.int64(params[3])
+    survival(confidence[0], requests, gamma, caps, counts[k.CAPS_BIND], work[0])
+    if state[1] == 0:
+        state[1] = max(params[2], params[3]) + 1
+    state[0] += 1
+    if state[0] >= params[1] and gamma:
+        state[0] = 0
+        promising = 0
+        for i in range(requests * gamma):
+            promising += work[0, i] >= np.float32(params[0])
+        length = -(-promising // requests)
+        state[1] = max(floor, min(length + (1 if length % 2 == 0 else 0), gamma)) + 1
+    granted, beyond = 0, gamma - floor
+    for r in range(requests):
+        granted += min(caps[r], floor)
+        for j in range(beyond):
+            work[1, r * beyond + j] = work[0, r * gamma + floor + j]
+    budget = requests * (np.int64(state[1]) - 1) - granted
+    top_k(work[1], requests, beyond, budget, work[2], work[3], lengths)
+    for r in range(requests):
+        lengths[r] += min(caps[r], floor)
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dsim.kernel import Kernel
 from dsim.lookup import PriceMemo
 from dsim.planning import Survival, cumulative_value, first_non_gain, top_k
 from dsim.policy import BasePolicy, FloatArray, IntArray, PolicyView, Traits
@@ -82,6 +83,19 @@ class Atom(BasePolicy):
         if known.any():
             lengths[known] = self._lengths(survival[known], view)
         return lengths
+
+    def kernel(self) -> Kernel | None:
+        """See `dsim.kernel.Kernel`. A table from a file has none."""
+        if self._file is not None:
+            return None
+        from policies import _kernels
+
+        return Kernel(
+            _kernels.atom,
+            params=(self.lag,),
+            ages=(self.lag,),
+            prices=lambda curve, captured, _: _linear(curve, captured),
+        )
 
     def _lengths(self, survival: Survival, view: PolicyView) -> IntArray:
         """int64[n]: what Algorithm 1 gives the n requests that were there, by their survivals of then."""

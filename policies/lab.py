@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from dsim.errors import InputError
+from dsim.kernel import Kernel
 from dsim.lookup import LOOKUP_RULES, PriceMemo, sampled
 from dsim.planning import best_count, cumulative_value, first_non_gain, top_k
 from dsim.policy import BasePolicy, FloatArray, IntArray, PolicyView, Traits
-from policies._parameters import need_bool, need_int
+from policies._parameters import MOST_INT, need_bool, need_int
 
 SEARCHES = ("global", "early-stop")
 PRICES = ("verify", "draft", "step")
@@ -90,8 +91,9 @@ class Lab(BasePolicy):
         if probes is not None:
             if lookup == "exact":
                 raise InputError("is not used by lookup = 'exact'", field="probes", value=probes)
-            if probes not in PROBES and (type(probes) is not int or probes < 1):
-                raise InputError(field="probes", value=probes, expected=f"{', '.join(PROBES)} or an integer >= 1")
+            if probes not in PROBES and (type(probes) is not int or not 1 <= probes <= MOST_INT):
+                expected = f"{', '.join(PROBES)} or an integer >= 1, at most {MOST_INT}"
+                raise InputError(field="probes", value=probes, expected=expected)
         need_bool("running_max", running_max)
         self.search, self.price, self.lookup, self.probes = search, price, lookup, probes
         self.capacity_lag, self.allocation_lag, self.running_max = capacity_lag, allocation_lag, running_max
@@ -114,10 +116,24 @@ class Lab(BasePolicy):
             capacity = first_non_gain(tau / prices[: tau.size])
         return top_k(view.survival(self.allocation_lag), capacity)
 
+    def kernel(self) -> Kernel:
+        """See `dsim.kernel.Kernel`."""
+        from policies import _kernels
+
+        seen = self.lookup != "exact" or self.running_max
+        return Kernel(
+            _kernels.lab,
+            params=(self.search == "early-stop", PRICES.index(self.price)),
+            ages=(self.capacity_lag, self.allocation_lag),
+            prices=(lambda curve, captured, _: self._believed(curve, captured)) if seen else None,
+        )
+
     def _prices(self, view: PolicyView) -> FloatArray:
         """float64[drafts + 1 or more]: what a step is believed to cost by admitted drafts, milliseconds."""
         if self.lookup != "exact" or self.running_max:
-            believed = self._memo.get(view.verify_ms, view.gamma, lambda curve, _: self._believed(curve, view))
+            believed = self._memo.get(
+                view.verify_ms, view.gamma, lambda curve, _: self._believed(curve, view.captured_sizes)
+            )
             view = view._replace(verify_ms=believed)
         if self.price == "verify":
             return view.verify_ms[view.base_tokens :]
@@ -126,20 +142,19 @@ class Lab(BasePolicy):
             return view.draft_ms + view.verify_ms[view.base_tokens : view.base_tokens + drafts + 1]
         return view.step_ms()
 
-    def _believed(self, curve: FloatArray, view: PolicyView) -> FloatArray:
+    def _believed(self, curve: FloatArray, captured: IntArray) -> FloatArray:
         """The believed price of the target's pass by tokens in the step, as long as the real one."""
         if self.lookup == "exact":
             return np.maximum.accumulate(curve)
-        table = sampled(curve, self._sizes(view), self.lookup, running_max=self.running_max)
+        table = sampled(curve, self._sizes(curve.size - 1, captured), self.lookup, running_max=self.running_max)
         return table.prices(curve.size - 1)
 
-    def _sizes(self, view: PolicyView) -> IntArray:
+    def _sizes(self, last: int, captured: IntArray) -> IntArray:
         """int64[S] ascending: the token counts that the engine timed."""
-        last = view.verify_ms.size - 1
         if isinstance(self.probes, int):
             return np.arange(self.probes, last + 1, self.probes)
         if self.probes == "doubling":
             return 1 << np.arange(max(1, last).bit_length())
-        if not view.captured_sizes.size:
+        if not captured.size:
             return np.arange(1, last + 1)
-        return np.unique([*view.captured_sizes.tolist(), view.capture_limit + 1, last])
+        return np.unique([*captured.tolist(), int(captured[-1]) + 1, last])

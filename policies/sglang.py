@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dsim.errors import InputError
+from dsim.kernel import Kernel, ages_to
 from dsim.lookup import PriceMemo, sampled
 from dsim.planning import cumulative_value, top_k
 from dsim.policy import BasePolicy, FloatArray, IntArray, PolicyView, Traits
@@ -120,6 +121,23 @@ class Sglang(BasePolicy):
             if self.fill:
                 budget = int(tiers[tier]) - requests
         return top_k(view.survival(), budget)
+
+    def kernel(self) -> Kernel | None:
+        """See `dsim.kernel.Kernel`. A table from a file has none."""
+        if self._file is not None:
+            return None
+        from policies import _kernels
+
+        if self.table == "none":
+            return Kernel(_kernels.whole)
+        diagonal = self.table == "diagonal"
+
+        def prices(curve: FloatArray, captured: IntArray, gamma: int) -> FloatArray:
+            return _diagonal(curve, gamma) if diagonal else _additive(curve, captured)
+
+        # The diagonal holds the draft.
+        params = (not diagonal, self.fill, self.min_predicted_gain)
+        return Kernel(_kernels.sglang, params=params, ages=ages_to(self.lag), prices=prices)
 
     def _prices(self, view: PolicyView) -> FloatArray:
         """float64[R * gamma + 1 or more]: milliseconds by number of drafts; prompt chunks are not seen."""

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from dsim.engines.trtllm import DEFAULT_GAIN, TrtllmV1, TrtllmV2
 from dsim.errors import InputError
 from dsim.lookup import PriceMemo, sampled
 from dsim.planning import Survival, count_rows, descending
@@ -14,9 +15,6 @@ from policies._parameters import need_int, need_number
 from policies._tables import pinned_table
 
 PROFILED = "profiled"
-
-#: `min_predicted_gain` where neither the policy nor a file names one.
-DEFAULT_GAIN = 0.01
 
 
 class Trtllm(BasePolicy):
@@ -51,6 +49,8 @@ class Trtllm(BasePolicy):
         ``"graph"``: the numbers of drafts that come from one length for all, `floor`, half the block (rounded up)
         or the whole one, which is the engine's default ladder of captured graphs; other lengths as ``"1-2-5"``,
         beginning with the floor; ``"global"``: every number, and then the smallest wins where values are equal.
+        Lengths that do not reach the whole block leave nothing to fall back to: neither guard applies then, as in the
+        engine, and asking for one is an error.
     min_predicted_gain
         See above, >= 0; None: the file's, or 0.01.
     drain, drain_tokens, drain_tail, drain_least_ms
@@ -61,7 +61,7 @@ class Trtllm(BasePolicy):
     ------
     InputError
         A parameter outside its range, one of the drain guard without the guard, or `table` is neither a name nor
-        an engine's price table.
+        an engine's price table. From `plan`: a guard that is given although `tiers` end before the block does.
 
     Examples
     --------
@@ -140,8 +140,6 @@ class Trtllm(BasePolicy):
 
     def _take_from_file(self, own_guard: bool) -> None:
         """The minimum gain of a file, and the sizes and the drain guard of one of exact graphs."""
-        from dsim.engines import TrtllmV1, TrtllmV2
-
         if self.min_predicted_gain is None and isinstance(self._file, TrtllmV1 | TrtllmV2):
             self._gain = self._file.gain
         if not isinstance(self._file, TrtllmV2):
@@ -163,6 +161,7 @@ class Trtllm(BasePolicy):
         )
 
     def plan(self, view: PolicyView) -> IntArray:
+        self._refuse_idle_guards(view.gamma)
         requests, lengths = view.requests, view.caps.copy()
         granted = np.minimum(lengths, self.floor)
         first = requests + int(granted.sum())
@@ -180,14 +179,30 @@ class Trtllm(BasePolicy):
         np.add.accumulate(tau, out=tau)
         rate = tau / ms
         counts = self._counts(view, first, spare)
-        # From behind: the largest of equal ones. Where every number is looked at, the smallest.
-        best = int(rate.argmax() if self._ladder is None else counts[::-1][rate[counts[::-1]].argmax()])
-        if counts[-1] == spare:
+        if counts is None:
+            best = int(rate.argmax())
+        else:
+            # From behind: the largest of equal ones. Where every number is looked at, the smallest.
+            best = int(counts[::-1][rate[counts[::-1]].argmax()])
+        if counts is None or counts[-1] == spare:
             if rate[best] < rate[-1] * (1 + self._gain):
                 best = spare
             elif self._guard is not None:
-                best = self._drained(view, counts, tau, ms)
+                best = self._drained(view, counts, tau, ms, rate)
         return granted + _spread(rest, best)
+
+    def _refuse_idle_guards(self, gamma: int) -> None:
+        """A guard that was asked for, on a ladder without the whole block that it would fall back to."""
+        if not self._ladder or self._ladder[-1] >= gamma:
+            return
+        for name, value in (("min_predicted_gain", self.min_predicted_gain), ("drain", self.drain or None)):
+            if value is not None:
+                raise InputError(
+                    f"is not used with tiers = '{self.tiers}', which end before the whole block of {gamma} drafts",
+                    field=name,
+                    value=value,
+                    expected=f"tiers that end with {gamma}, or no {name}",
+                )
 
     def _prices(self, view: PolicyView) -> FloatArray:
         """float64[R * (1 + gamma) + 1 or more]: milliseconds by tokens of the requests in decode."""
@@ -204,32 +219,39 @@ class Trtllm(BasePolicy):
         believed = self._memo.get(view.verify_ms, view.gamma, _profiled)
         return view.draft_ms + float(believed[min(last, believed.size - 1)])
 
-    def _counts(self, view: PolicyView, first: int, spare: int) -> IntArray:
-        """int64[N] ascending: numbers of drafts above the floor to choose from."""
+    def _counts(self, view: PolicyView, first: int, spare: int) -> IntArray | None:
+        """int64[N] ascending: numbers of drafts above the floor to choose from; None for all of 0..spare."""
         if self._ladder is None:
-            return np.arange(spare + 1)
+            return None
         ladder = self._ladder or (self.floor, -(-view.gamma // 2), view.gamma)
         lengths = sorted({length for length in ladder if self.floor <= length <= view.gamma})
         if not view.caps_bind:
             return view.requests * (1 + np.array(lengths)) - first
         return np.unique([view.requests + int(np.minimum(view.caps, length).sum()) - first for length in lengths])
 
-    def _drained(self, view: PolicyView, counts: IntArray, tau: FloatArray, ms: FloatArray) -> int:
+    def _drained(
+        self, view: PolicyView, counts: IntArray | None, tau: FloatArray, ms: FloatArray, rate: FloatArray
+    ) -> int:
         """The number of drafts of the largest value to the whole group, or all of them."""
         assert self._guard is not None
         multiplier, tokens_a_step, least_ms, tail_ms = self._guard
         if tail_ms is None:
             tail_ms = self._tail_ms(view)
-        everything = tau[-1] / ms[-1]
-        rate = tau[counts] / ms[counts]
-        lost = (tau[-1] - tau[counts]) / view.requests
-        value = ms[-1] - ms[counts] - multiplier * lost * tail_ms / tokens_a_step
-        passes = (rate > everything) & (rate >= everything * (1 + self._gain)) & (value > least_ms)
-        if not passes.any():
-            return tau.size - 1
-        best = np.flatnonzero(passes & (value == value[passes].max()))
+        spare, all_tau, all_ms, everything = tau.size - 1, float(tau[-1]), float(ms[-1]), float(rate[-1])
+        if counts is not None:
+            tau, ms, rate = tau[counts], ms[counts], rate[counts]
+        value = all_ms - ms
+        value -= (all_tau - tau) * (multiplier * tail_ms / tokens_a_step / view.requests)
+        wanted = everything * (1 + self._gain)
+        passes = rate >= wanted if wanted > everything else rate > everything
+        passes &= value > least_ms
+        value[~passes] = -np.inf
+        best = np.flatnonzero(value == value.max())
+        if not passes[best[0]]:
+            return spare
+        numbers = best if counts is None else counts[best]
         # Of equal values the best ratio, of equal ratios the most drafts.
-        return int(counts[best[np.lexsort((counts[best], rate[best]))[-1]]])
+        return int(numbers[np.lexsort((numbers, rate[best]))[-1]] if best.size > 1 else numbers[0])
 
 
 def _ladder(tiers: object, floor: int) -> tuple[int, ...] | None:

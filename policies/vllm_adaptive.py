@@ -82,7 +82,12 @@ class VllmAdaptive(BasePolicy):
             return None
         from policies import _kernels
 
-        return Kernel(_kernels.budgeted, params=(1, 1), ages=ages_to(self.lag), prices=captured_prices)
+        return Kernel(
+            _kernels.budgeted,
+            params=(1, 1),
+            ages=ages_to(self.lag),
+            prices=lambda curve, captured, _: captured_prices(curve, captured),
+        )
 
     def _prices(self, view: PolicyView) -> FloatArray:
         """float64[R * gamma + 1]: milliseconds by number of drafts, the draft pass included."""

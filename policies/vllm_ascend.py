@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from dsim.errors import InputError
+from dsim.kernel import Kernel
 from dsim.planning import top_k
 from dsim.policy import BasePolicy, IntArray, PolicyView, Traits
 from policies._parameters import need_int, need_number
@@ -98,3 +99,10 @@ class VllmAscend(BasePolicy):
         # A K above gamma asks for more than there is: everything.
         lengths += top_k(survival[:, self.floor :], int(requests * self.length - lengths.sum()))
         return lengths
+
+    def kernel(self) -> Kernel:
+        """See `dsim.kernel.Kernel`."""
+        from policies import _kernels
+
+        params = (self.threshold, self.interval, self.initial, self.floor)
+        return Kernel(_kernels.ascend, params=params, state=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dsim.kernel import Kernel
 from dsim.planning import Survival, cumulative_value, top_k
 from dsim.policy import BasePolicy, IntArray, PolicyView, Traits
 from policies._parameters import need_int
@@ -83,6 +84,13 @@ class VllmVerifyAdaptive(BasePolicy):
         if known.any():
             lengths[known] = self._lengths(survival[known], view)
         return lengths
+
+    def kernel(self) -> Kernel:
+        """See `dsim.kernel.Kernel`."""
+        from policies import _kernels
+
+        params = (self.lag, self.batch_step, self.query_step, self.max_batch or 0)
+        return Kernel(_kernels.verify_adaptive, params=params, ages=(self.lag,))
 
     def _lengths(self, survival: Survival, view: PolicyView) -> IntArray:
         """int64[n]: lengths of the n requests that were there, by their survivals of then."""

@@ -437,6 +437,8 @@ def _start_step(
     counts,
     times,
     blocks,
+    captured,
+    age,
     caps,
     useful,
     work,
@@ -487,8 +489,8 @@ def _start_step(
             accepted = _accepted(cfg, bank_accepted, limits, row, request, position)
             seq[r, at.ACCEPTED, i] = accepted
             for n in range(cfg[at.AGES]):
-                age = ages[n]
-                old = row if age == 0 else rows[r, age - 1, i]
+                past = ages[n]
+                old = row if past == 0 else rows[r, past - 1, i]
                 if old < 0:
                     for j in range(gamma):
                         blocks[n, i, j] = np.float32(1.0)
@@ -496,6 +498,7 @@ def _start_step(
                     for j in range(gamma):
                         value = confidence_rows[old, j]
                         blocks[n, i, j] = value if value > np.float32(0.0) else np.float32(0.0)
+            age[i] = rep[r, at.STEP] - seq[r, at.BORN, i]
             left = -1 - seq[r, at.LEFT, i]
             caps[i] = gamma
             if cfg[at.CLIP]:
@@ -523,7 +526,21 @@ def _start_step(
         times[k.HOST_EXPOSED_MS] = np.float64(host[at.EXPOSED_NS, running]) * 1e-6
         times[k.SLO_MS] = bounds[at.SLO_TPOT_MS]
         times[k.TIME_S] = np.float64(now[at.TIME]) * 1e-9
-        plan(counts, times, blocks, verify_ms[table], believed[table], caps, useful, params, state[r], work, lengths)
+        plan(
+            counts,
+            times,
+            blocks,
+            verify_ms[table],
+            believed[table],
+            captured,
+            age,
+            caps,
+            useful,
+            params,
+            state[r],
+            work,
+            lengths,
+        )
         for i in range(running):
             length = lengths[i]
             if length < 0 or length > caps[i]:
@@ -670,6 +687,8 @@ _ADVANCE = types.int64(
     _I1,  # counts
     _F1,  # times
     types.Array(types.float32, 3, "C"),  # blocks
+    _I1,  # captured
+    _I1,  # age
     _I1,  # caps
     _I1,  # useful
     types.Array(types.float32, 2, "C"),  # work
@@ -707,6 +726,8 @@ def advance(
     counts,
     times,
     blocks,
+    captured,
+    age,
     caps,
     useful,
     work,
@@ -751,6 +772,8 @@ def advance(
                 counts,
                 times,
                 blocks,
+                captured,
+                age,
                 caps,
                 useful,
                 work,

@@ -131,6 +131,8 @@ class _Run:
         self.state = np.zeros((replicas, kernel.state))
         self.counts, self.times = np.zeros(8, dtype=np.int64), np.zeros(5)
         self.blocks = np.ones((len(kernel.ages), seqs, gamma), dtype=np.float32)
+        self.captured = np.array(self.prices.captured_sizes, dtype=np.int64)
+        self.age = np.zeros(seqs, dtype=np.int64)
         self.caps, self.useful = np.full(seqs, gamma, dtype=np.int64), np.zeros(seqs, dtype=np.int64)
         self.work = np.zeros((6, seqs * gamma + 1024), dtype=np.float32)
         self.lengths, self.ended = np.zeros(seqs, dtype=np.int64), np.zeros(seqs, dtype=np.int64)
@@ -185,7 +187,9 @@ class _Run:
                 setattr(self, name, np.concatenate([old, np.zeros_like(old)]))
         self.verify_ns[self.made], self.verify_ms[self.made] = ns, ms
         prices = self.kernel.prices
-        self.believed[self.made] = ms if prices is None else prices(ms, self.prices.captured_sizes)
+        self.believed[self.made] = (
+            ms if prices is None else prices(ms, self.prices.captured_sizes, int(self.cfg[at.GAMMA]))
+        )
         self.table_of[requests, bucket] = self.made
         self.made += 1
 
@@ -311,6 +315,8 @@ class _Run:
             self.counts,
             self.times,
             self.blocks,
+            self.captured,
+            self.age,
             self.caps,
             self.useful,
             self.work,

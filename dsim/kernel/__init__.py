@@ -31,8 +31,8 @@ class Kernel:
     Parameters
     ----------
     plan
-        A ``numba.cfunc`` of `signature`, called as ``plan(counts, times, confidence, verify_ms, prices, caps, accepted,
-        params, state, work, lengths)``:
+        A ``numba.cfunc`` of `signature`, called as ``plan(counts, times, confidence, verify_ms, prices, captured, age,
+        caps, accepted, params, state, work, lengths)``:
 
         counts
             int64[8]: R, gamma, tokens before any draft, requests that sample, whether a cap is below gamma, requests
@@ -45,6 +45,10 @@ class Kernel:
             `ages`; 1 where a request is younger than that.
         verify_ms, prices
             float64[n]: milliseconds of the target's pass by tokens in the step, and what `prices` made of them.
+        captured
+            int64[S] ascending: sizes with a captured graph.
+        age
+            int64[max_seqs]: decode steps that each request has been through.
         caps, accepted
             int64[max_seqs]: most drafts of each request; useful ones (clairvoyant policies only).
         params, state
@@ -62,15 +66,15 @@ class Kernel:
     state
         How many numbers it keeps.
     prices
-        ``prices(verify_ms, captured_sizes)``: what the policy believes of a price curve, made once a curve; None: the
-        curve itself.
+        ``prices(verify_ms, captured_sizes, gamma)``: what the policy believes of a price curve, once a curve; None:
+        the curve itself.
     """
 
     plan: Any
     params: tuple[float, ...] = ()
     ages: tuple[int, ...] = (0,)
     state: int = 0
-    prices: Callable[[FloatArray, IntArray], FloatArray] | None = None
+    prices: Callable[[FloatArray, IntArray, int], FloatArray] | None = None
 
 
 def ages_to(lag: int) -> tuple[int, ...]:
@@ -91,6 +95,8 @@ def signature() -> Any:
         types.Array(types.float32, 3, "C"),
         reals,
         reals,
+        ints,
+        ints,
         ints,
         ints,
         reals,

@@ -9,8 +9,12 @@ from dsim import kernel as k
 
 
 @njit(cache=True)
-def _once(plan, counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
-    return plan(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths)
+def _once(
+    plan, counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths
+):
+    return plan(
+        counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths
+    )
 
 
 def plan_once(kernel: k.Kernel, view, state=None):
@@ -24,7 +28,7 @@ def plan_once(kernel: k.Kernel, view, state=None):
     requests, gamma = view.requests, view.gamma
     counts = [requests, gamma, view.base_tokens, view.sampling, view.caps_bind, view.queue_length, view.step]
     times = [view.draft_ms, view.host_hidden_ms, view.host_exposed_ms, view.slo_tpot_ms, view.time_s]
-    prices = view.verify_ms if kernel.prices is None else kernel.prices(view.verify_ms, view.captured_sizes)
+    prices = view.verify_ms if kernel.prices is None else kernel.prices(view.verify_ms, view.captured_sizes, gamma)
     lengths = np.zeros(requests, dtype=np.int64)
     _once(
         kernel.plan,
@@ -33,6 +37,8 @@ def plan_once(kernel: k.Kernel, view, state=None):
         np.array([view.history[age] for age in kernel.ages], dtype=np.float32).reshape(-1, requests, gamma),
         np.array(view.verify_ms, dtype=np.float64),
         np.array(prices, dtype=np.float64),
+        np.array(view.captured_sizes, dtype=np.int64),
+        np.array(view.age_steps, dtype=np.int64),
         np.array(view.caps, dtype=np.int64),
         np.zeros(requests, dtype=np.int64) if view.accepted is None else np.array(view.accepted, dtype=np.int64),
         np.array(kernel.params, dtype=np.float64),

@@ -41,6 +41,18 @@ POLICIES = (
     "batch-table:table=1-2=3/3-6=1/7-=0",
     "marginal",
     "marginal:rate=0.9,lag=0",
+    "sglang",
+    "sglang:table=none",
+    "sglang:table=additive,fill=true,min_predicted_gain=0.05",
+    "atom",
+    "atom:lag=0",
+    "vllm-verify-adaptive",
+    "vllm-verify-adaptive:batch_step=3,query_step=1,max_batch=4,lag=2",
+    "vllm-ascend",
+    "vllm-ascend:floor=0,interval=3,threshold=0.5",
+    "lab",
+    "lab:search=early-stop,allocation_lag=1,price=step",
+    "lab:price=draft,lookup=linear,running_max=true",
 )
 
 
@@ -174,7 +186,7 @@ def assert_same(one, two):
         assert getattr(one, name) == getattr(two, name), name
 
 
-@pytest.mark.parametrize("seed", range(160))
+@pytest.mark.parametrize("seed", range(200))
 def test_random_clusters(seed):
     options = random_run(seed)
     assert_same(outcome(run_cluster, options), outcome(run_compiled, options))
@@ -252,7 +264,7 @@ def kernel_that(length):
     from dsim.kernel import REQUESTS, signature
 
     @cfunc(signature())
-    def plan(counts, times, confidence, verify_ms, prices, caps, accepted, params, state, work, lengths):
+    def plan(counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths):
         for r in range(counts[REQUESTS]):
             lengths[r] = length
         return 0

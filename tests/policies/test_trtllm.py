@@ -76,6 +76,21 @@ def test_the_ladder_is_floor_half_and_whole_block():
     assert plan(Trtllm(tiers="1-2"), old, line(1.0, 1.0, 1.0, 1.0, 1.001)) == [2] * R
 
 
+GUARDS = [("min_predicted_gain", 0.02), ("min_predicted_gain", 0.0), ("drain", 1.0)]
+
+
+@pytest.mark.parametrize(("guard", "value"), GUARDS)
+def test_a_guard_without_a_whole_block_to_fall_back_to_is_refused(guard, value):
+    policy, prices = Trtllm(tiers="1-2", **{guard: value}), line(10.0, 12.6, 20.0)
+    expected = rf"field '{guard}': is not used with tiers = '1-2', which end before the whole block of 3 .*got {value}"
+    for confidences in (same(1.0, 0.5, 0.0), np.ones((0, 3))):
+        with pytest.raises(InputError, match=expected):
+            plan(policy, confidences, prices)
+    # Where the block is that short the ladder holds it, and the guard counts: 16/10 against 20/12.6, 0.8 %.
+    whole = [2] * R if value else [1] * R
+    assert plan(policy, same(1.0, 0.5), line(10.0, 12.6)) == whole
+
+
 def test_the_largest_of_equal_ones_with_tiers_and_the_smallest_without():
     # 16/10 = 32/20, and 24/20 between.
     old, prices = same(1.0, 1.0, 1.0), line(10.0, 20.0, 20.0)
