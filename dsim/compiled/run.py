@@ -69,7 +69,7 @@ def run_compiled(
         The run does not add up.
     """
     reason = why_not(policy, drafts)
-    kernel = kernel_of(policy)
+    kernel = kernel_of(policy) if reason is None else None
     if reason is not None or kernel is None or not (drafts is None or isinstance(drafts, BankDrafts)):
         raise InputError(f"this run cannot be compiled: {reason}", field="engine", expected="'auto' or 'step'")
     run = _Run(replicas, config, cost, drafts, draft_cost, policy, kernel, stream, load, router, router_seed)

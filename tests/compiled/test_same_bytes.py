@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from banks import recorded_bank
@@ -14,6 +17,7 @@ from dsim.kernel import Kernel
 from dsim.options import HostCost, ReplicaConfig
 from dsim.policy import load_policy
 from dsim.prices import DraftCost
+from dsim.serve import serve
 from dsim.telemetry import Records
 from dsim.workload import ClosedLoop, OpenLoop, RequestStream
 
@@ -329,3 +333,40 @@ def test_what_cannot_be_compiled_is_named():
     with pytest.raises(InputError, match="offers no kernel"):
         why_not(Wrong(1), None)
     assert outcome(run_compiled, plain(policy=Quiet(1))).startswith("InputError: field 'engine': this run cannot be")
+
+
+def test_everything_runs_without_numba():
+    code = (
+        "import sys\n"
+        "class Gone:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in ('numba', 'llvmlite'):\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Gone())\n"
+        "import importlib.util\n"
+        "found = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, package=None: None if name == 'numba' else found(name, package)\n"
+        "from dsim import check_policy, load_scenario, simulate\n"
+        "from dsim.errors import InputError\n"
+        "from dsim.scenario import Point\n"
+        "scenario = load_scenario('decode-node', {'load.scored_min': 20, 'load.scored_per_user': 1})\n"
+        "print(simulate(scenario, Point('dspark', 0, users=2)).row['n_scored'], 'kernel' in check_policy('dspark'))\n"
+        "try:\n"
+        "    simulate(scenario, Point('dspark', 0, users=2), engine='compiled')\n"
+        "except InputError as error:\n"
+        "    print(error)\n"
+        "print('numba' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "20.0 False",
+        "field 'engine': this run cannot be compiled: Numba is not installed (extra 'fast'), expected 'auto' or 'step'",
+        "False",
+    ]
+
+
+def test_an_engine_is_one_of_three():
+    with pytest.raises(InputError, match="one of auto, step, compiled"):
+        serve("fast", **plain())
+    options = plain()
+    assert_same(*(serve(engine, **{**options, "drafts": options["drafts"]()}) for engine in ("auto", "step")))
