@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+#: Longest field or value that an error message shows whole: a file that holds one list is one value.
+_LONGEST = 300
+
 
 class InputError(ValueError):
     """Something the user gave (a file, a key, an option) is not what was expected.
@@ -42,13 +45,13 @@ class InputError(ValueError):
             for part in (
                 self.file,
                 None if line is None else f"line {line}",
-                None if field is None else f"field '{field}'",
+                None if field is None else f"field '{_cut(field)}'",
             )
             if part is not None
         ]
         what = [] if message is None else [message]
         if value is not None:
-            what.append(f"got {value!r}")
+            what.append(f"got {_shown(value)}")
         if expected is not None:
             what.append(f"expected {expected}")
         super().__init__(": ".join(part for part in (", ".join(where), ", ".join(what)) if part))
@@ -56,6 +59,17 @@ class InputError(ValueError):
     def __reduce__(self) -> tuple[object, ...]:
         """Survive the trip back from a worker process (keyword arguments are lost by default)."""
         return (_rebuild, (self.message, self.file, self.line, self.field, self.value, self.expected))
+
+
+def _shown(value: object) -> str:
+    try:
+        return _cut(repr(value))
+    except (RecursionError, ValueError):  # nested too deeply, or an integer of thousands of digits
+        return f"a value of type {type(value).__name__} that is too long to show"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 60]} ... {text[-55:]}"
 
 
 def _rebuild(

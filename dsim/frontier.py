@@ -19,6 +19,7 @@ from scipy.optimize import isotonic_regression
 
 from dsim.errors import InputError
 from dsim.intervals import LEVEL, mean_interval
+from dsim.wording import signed
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -309,15 +310,10 @@ def matched_text(table: pd.DataFrame, matched_on: str = SPEED) -> pd.DataFrame:
 def _cell(row: pd.Series) -> str:
     if row["n_reached"] == 0:
         return "not reached"
-    gain, lo, hi = (100 * (row[name] - 1) for name in ("ratio", "ratio_lo", "ratio_hi"))
+    gain, lo, hi = (signed(row[name] - 1, 0) for name in ("ratio", "ratio_lo", "ratio_hi"))
     mark = "r " if row["interval"] == "range" else ""
     part = "" if row["n_reached"] == row["n_seeds"] else f" ({row['n_reached']}/{row['n_seeds']})"
-    return f"{_signed(gain)} % [{mark}{_signed(lo)}, {_signed(hi)}]{part}"
-
-
-def _signed(percent: float) -> str:
-    text = f"{percent:+.0f}"
-    return "0" if text in ("+0", "-0") else text
+    return f"{gain} % [{mark}{lo}, {hi}]{part}"
 
 
 def default_anchors(

@@ -608,9 +608,11 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals or not good or not value:
         raise InputError(value=text, expected="KEY=VALUE with a dotted key, such as cluster.max_seqs=128")
     try:
-        return key, tomllib.loads(f"value = {value}")["value"]
+        found = tomllib.loads(f"value = {value}")
     except (ValueError, RecursionError):
         return key, value
+    # Text of several lines that goes on with further keys is text, not a value with something lost.
+    return key, found["value"] if len(found) == 1 else value
 
 
 def _override(raw: dict[str, Any], key: str, value: Any) -> None:
@@ -663,4 +665,10 @@ def resolve_files(scenario: Scenario, folder: Path) -> Scenario:
     for arm in raw["arms"]:
         if ".py:" in arm["policy"]:
             arm["policy"] = absolute(arm["policy"])
+        # An engine's table, ``sglang:table=sps.json``; a path that would not be one value of a spec stays as it is.
+        arm["policy"] = re.sub(
+            r"(?<=[:,]table=)[^,:=]+\.json(?=,|$)",
+            lambda found: path if not set(path := absolute(found[0])) & set(",:=") else found[0],
+            arm["policy"],
+        )
     return Scenario.model_validate(raw)

@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -213,12 +213,28 @@ def override(options: argparse.Namespace, key: str, value: object, option: str) 
     options.overrides = {**options.overrides, key: value}
 
 
-def refuse_loads(options: argparse.Namespace, option: str) -> None:
-    """For scripts whose loads are an option of their own: ``--set load.users=...`` would change nothing."""
-    if "load.users" in options.overrides:
-        raise InputError(
-            "is not used by this script", field="load.users", value=options.overrides["load.users"], expected=option
-        )
+def refuse_sets(options: argparse.Namespace, unused: Mapping[str, str]) -> None:
+    """Refuse a ``--set`` that would change nothing in a script: of one of these keys, or below it.
+
+    Parameters
+    ----------
+    unused
+        By key, what to use instead, or why it is not used.
+    """
+    for key, value in options.overrides.items():
+        for name, expected in unused.items():
+            if key == name or key.startswith(f"{name}."):
+                raise InputError("is not used by this script", field=key, value=value, expected=expected)
+
+
+#: Keys of open loops only.
+_OPEN_LOOP = ("load.rate_scales", "load.requests", "load.edge_fraction", "load.window_s")
+
+
+def refuse_loads(options: argparse.Namespace, option: str | None) -> None:
+    """Refuse a ``--set`` of keys of open loops and, in scripts whose loads are an `option`, of ``load.users``."""
+    own = {} if option is None else {"load.users": option}
+    refuse_sets(options, own | dict.fromkeys(_OPEN_LOOP, "a key of closed loops: this script runs no other"))
 
 
 def arm_of(scenario: Scenario, spec: str) -> dict[str, Any]:

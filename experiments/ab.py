@@ -6,7 +6,8 @@ verdict. The same spec twice (--a X --b X) is the A/A check: B then runs on othe
 shown about one time in twenty only.
 
 A SPEC is the name of one of the scenario's arms, or a policy spec with an optional drafter and block size:
-"dspark", "fixed:k=3@mtp/3", "path/to/file.py:MyPolicy:margin=0.1@dspark/5".
+"dspark", "fixed:k=3@mtp/3", "path/to/file.py:MyPolicy:margin=0.1@dspark/5". docs/policies.md lists the policies and
+their parameters; "lab" has those that engines choose differently.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ import numpy as np
 import pandas as pd
 
 from dsim.compare import compare, verdict
+from dsim.errors import InputError
 from dsim.figures import caption, new_figure, save_figure
 from dsim.schema import Scenario
 from dsim.sweep import grid, run
+from dsim.wording import signed
 from experiments._common import (
     arm_of,
+    override,
     parser,
     positive_int,
     print_table,
+    refuse_loads,
     run_main,
     scenario_of,
     sources_note,
@@ -48,6 +53,8 @@ METRICS = (
     "goodput_rps",
     "wasted_tokens_per_step",
 )
+#: Concurrent users where neither an option nor the scenario says how many.
+DEFAULT_USERS = 64
 # Far from every seed that a study would use for itself.
 _OTHER_SEEDS = 1_000_000
 # Differences beyond this many percent are drawn as arrows at the figure's edge.
@@ -60,7 +67,10 @@ def options() -> argparse.ArgumentParser:
     cli.add_argument("--a", metavar="SPEC", required=True, help="the one to beat")
     cli.add_argument("--b", metavar="SPEC", required=True, help="the challenger")
     cli.add_argument(
-        "--users", metavar="N", type=positive_int, help="concurrent users (default: 64; live: the scenario's most)"
+        "--users",
+        metavar="N",
+        type=positive_int,
+        help="concurrent users (default: those of a scenario with one load, else 64; live: the scenario's most)",
     )
     cli.add_argument(
         "--primary", metavar="METRIC", choices=METRICS, default=METRICS[0], help="primary metric (default: %(default)s)"
@@ -82,9 +92,8 @@ def _rate(text: str) -> float:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run both arms, print the table and the verdict, write the files."""
     args = options().parse_args(argv)
-    scenario = scenario_of(args, seeds=10)
-    if args.users is None:
-        args.users = max(scenario.load.users) if scenario.drafts.source == "live" else 64
+    scenario = at_one_load(args)
+    (args.users,) = scenario.load.users
     a, b = arm_of(scenario, args.a), arm_of(scenario, args.b)
     gammas = [scenario.drafts.gamma if arm["gamma"] is None else arm["gamma"] for arm in (a, b)]
     same = (a["policy"], a["drafter"], gammas[0]) == (b["policy"], b["drafter"], gammas[1])
@@ -94,8 +103,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     study = with_arms(scenario, (a, b))
     seeds = range(scenario.measure.seeds)
     other = [seed + _OTHER_SEEDS for seed in seeds] if same else list(seeds)
-    points = grid(study, arms=[a["name"]], users=[args.users], seeds=seeds)
-    points += grid(study, arms=[b["name"]], users=[args.users], seeds=other)
+    points = grid(study, arms=[a["name"]], seeds=seeds)
+    points += grid(study, arms=[b["name"]], seeds=other)
     with staged_output(args.out) as out:
         table = run(study, points, jobs=args.jobs).table
         table.insert(6, "replication", [*seeds, *seeds])
@@ -111,6 +120,27 @@ def main(argv: Sequence[str] | None = None) -> None:
         draw(result, table, study, line, args, same, out)
         written(out)
     print(f"written to {args.out}")
+
+
+def at_one_load(args: argparse.Namespace) -> Scenario:
+    """The scenario of the options, with one load: that of --users, or the scenario's own where it has one.
+
+    Raises
+    ------
+    InputError
+        ``--set load.users=...`` beside --users or with several loads, or a key of open loops.
+    """
+    refuse_loads(args, None)
+    override(args, "load.users", None if args.users is None else [args.users], "--users")
+    scenario = scenario_of(args, seeds=10)
+    loads = scenario.load.users
+    if len(loads) == 1:
+        return scenario
+    if "load.users" in args.overrides:
+        expected = "one number, or --users"
+        raise InputError("arms are compared at one load", field="load.users", value=list(loads), expected=expected)
+    users = max(loads) if scenario.drafts.source == "live" else DEFAULT_USERS
+    return scenario.model_copy(update={"load": scenario.load.model_copy(update={"users": (users,)})})
 
 
 def report(result: pd.DataFrame, scenario: Scenario, args: argparse.Namespace, same: bool) -> None:
@@ -130,7 +160,7 @@ def report(result: pd.DataFrame, scenario: Scenario, args: argparse.Namespace, s
         # Metrics have different units: four digits each, not as many decimals for all.
         shown[name] = [f"{value:.4g}" for value in result[name]]
     for name in ("relative", "relative_lo", "relative_hi"):
-        shown[f"{name} %"] = [f"{100 * value:+.1f}" for value in result[name]]
+        shown[f"{name} %"] = [signed(value) for value in result[name]]
     shown["p (Holm)"] = result["p_adjusted"]
     shown["outcome"] = result["outcome"]
     print_table(shown)

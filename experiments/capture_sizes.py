@@ -55,6 +55,7 @@ from experiments._common import (
     positive_int,
     print_table,
     refuse_loads,
+    refuse_sets,
     run_main,
     scenario_of,
     sources_note,
@@ -161,10 +162,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if (args.memory_mib is None) != (args.graph_mib is None):
         cli.error("--memory-mib and --graph-mib need each other")
     simulated = args.steps is None and args.lengths is None
-    if args.arm is not None and not (simulated or args.check):
-        cli.error("--arm says whose steps are simulated; with --steps or --lengths it applies to --check only")
+    if not (simulated or args.check):
+        refuse_simulation(cli, args)
     override(args, "cost.profile", args.profile, "--profile")
     refuse_loads(args, "--loads")
+    refuse_sets(args, dict.fromkeys(("cost.fit", "cost.running_max"), "--curve says what a graph costs"))
     scenario = scenario_of(args, seeds=2)
     profile, cost = load_profile(scenario.cost.profile), cost_of(scenario)
     if args.check and (not profile.captured_sizes.size or args.curve != "smooth"):
@@ -174,7 +176,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     loads = args.loads or loads_within(
         parse_loads(DEFAULT_LOADS), min(cost.max_requests or cost.max_tokens, scenario.cluster.max_seqs)
     )
-    study = with_arms(scenario, [arm_of(scenario, args.arm or "dspark")]) if simulated or args.check else None
+    study = (
+        with_arms(scenario, [arm_of(scenario, "dspark" if args.arm is None else args.arm)])
+        if simulated or args.check
+        else None
+    )
     with staged_output(args.out) as out:
         if study is not None and simulated:
             steps = simulated_steps(study, loads, every_size(profile, args), args.jobs)
@@ -204,6 +210,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         draw(table, steps, prices, sets, own, chosen, scenario, out)
         written(out)
     print(f"written to {args.out}")
+
+
+def refuse_simulation(cli: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Options that say how steps are simulated, where none are."""
+    given = {"--arm": args.arm, "--seeds": args.seeds, "--drafts": args.drafts, "--quick": args.quick or None}
+    for option, value in given.items():
+        if value is not None:
+            cli.error(f"{option} is about simulated steps; with --steps or --lengths it applies to --check only")
+    for key, value in args.overrides.items():
+        if not key.startswith("cost."):
+            expected = "a key of [cost]: with --steps or --lengths nothing is simulated but for --check"
+            raise InputError("is not used", field=f"--set {key}", value=value, expected=expected)
 
 
 def allowed_graphs(args: argparse.Namespace, own: IntArray) -> int:

@@ -24,17 +24,18 @@ from dsim.compare import Paired, paired
 from dsim.errors import InputError
 from dsim.figures import caption, new_figure, panel_title, save_figure
 from dsim.intervals import MIN_SEEDS
-from dsim.lint import counted
 from dsim.plotstyle import INK, style
 from dsim.scenario import cost_of
 from dsim.schema import Scenario
 from dsim.sweep import grid, run
+from dsim.wording import counted, signed
 from experiments._common import (
     override,
     parser,
     positive_int,
     print_table,
     refuse_loads,
+    refuse_sets,
     run_main,
     scenario_of,
     sources_note,
@@ -122,11 +123,11 @@ def _domains(text: str) -> dict[str, float]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the arms, print table and advice, write the files."""
     args = options().parse_args(argv)
+    refuse_sets(args, {"arms": "--max-k and --adaptive say what is run"})
     override(args, "cost.profile", args.profile, "--profile")
     override(args, "drafts.domains", args.domains, "--domains")
     base = scenario_of(args)
-    if args.loads is not None or base.drafts.source != "live":
-        refuse_loads(args, "--loads")
+    refuse_loads(args, None if args.loads is None and base.drafts.source == "live" else "--loads")
     scenario = study(base, args.drafter, args.max_k, adaptive_specs(args.adaptive))
     loads = args.loads or default_loads(scenario)
     if args.quick and args.loads is None:
@@ -323,15 +324,6 @@ def _percent(row: Mapping[str, Any], name: str) -> str:
     if low == high == 0:
         return "0"
     return f"{signed(middle)} [{signed(low)}, {signed(high)}]"
-
-
-def signed(fraction: float) -> str:
-    """A difference in percent, with its sign; what rounds to nothing is +0.0.
-
-    >>> signed(0.0123), signed(-0.00001)
-    ('+1.2', '+0.0')
-    """
-    return f"{round(100 * fraction, 1) + 0.0:+.1f}"
 
 
 def advice(found: Answer, by_load: pd.DataFrame, overall: pd.DataFrame) -> list[str]:

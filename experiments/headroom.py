@@ -30,11 +30,13 @@ from dsim.probe import StepRegret
 from dsim.scenario import bank_of, tilt_of
 from dsim.schema import Scenario, is_replaced, parse_scenario
 from dsim.sweep import grid, run
+from dsim.wording import signed
 from experiments._common import (
     parser,
     positive_int,
     print_table,
     refuse_loads,
+    refuse_sets,
     run_main,
     scenario_of,
     sources_note,
@@ -192,6 +194,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run all variants, print the tables, write the files."""
     args = options().parse_args(argv)
     refuse_loads(args, "--users")
+    refuse_sets(args, {"arms": "no arms: the study has its own"})
     scenario = scenario_of(args)
     users = _users(args.users)
     study, lines = study_of(scenario, args.drafter, only_waterfall=args.waterfall)
@@ -384,7 +387,7 @@ def verdict(rungs: pd.DataFrame) -> str:
     """One sentence a load, from the waterfall's rows."""
     sentences = []
     for users, part in rungs.groupby("concurrency", sort=False):
-        today, lag, perfect, oracle = (_signed(value) for value in part["gain"].iloc[1:])
+        today, lag, perfect, oracle = (signed(value) for value in part["gain"].iloc[1:])
         left = 100 * part["throughput_vs_today"].iloc[-1]
         sentences.append(
             f"{users} users: today's policy is {today} % over the best fixed length ({part['best_fixed'].iloc[0]}). "
@@ -394,20 +397,14 @@ def verdict(rungs: pd.DataFrame) -> str:
     return "\n".join(sentences)
 
 
-def _signed(fraction: float, digits: int = 1) -> str:
-    """Percent with a sign, and no negative zero."""
-    text = f"{100 * fraction:+.{digits}f}"
-    return text if float(text) else f"{0.0:.{digits}f}"
-
-
 def report(table: pd.DataFrame, losses: pd.DataFrame) -> None:
     """The printed tables."""
     print("\nthroughput (tok/s/GPU): from the best fixed length to the oracle")
     rungs = table[table["group"] == WATERFALL].reset_index(drop=True)
     shown = rungs[["concurrency", "variant", THROUGHPUT, "tps_per_user"]].copy()
-    shown["above it %"] = [_signed(value) for value in rungs["throughput_vs_fixed"]]
+    shown["above it %"] = [signed(value) for value in rungs["throughput_vs_fixed"]]
     shown["gain % [lo, hi]"] = [
-        "" if i % (len(RUNGS) + 1) == 0 else f"{_signed(gain, 2)} [{_signed(lo, 2)}, {_signed(hi, 2)}]"
+        "" if i % (len(RUNGS) + 1) == 0 else f"{signed(gain, 2)} [{signed(lo, 2)}, {signed(hi, 2)}]"
         for i, (gain, lo, hi) in enumerate(rungs[list(GAIN)].to_numpy())
     ]
     print_table(shown)
@@ -441,7 +438,7 @@ def _percent(fractions: pd.Series) -> list[float]:
 
 
 def _difference_text(row: pd.Series) -> str:
-    middle, low, high = (_signed(row[f"throughput_vs_today{end}"]) for end in ("", "_lo", "_hi"))
+    middle, low, high = (signed(row[f"throughput_vs_today{end}"]) for end in ("", "_lo", "_hi"))
     return f"{middle} [{low}, {high}]{'*' if row['p_holm'] <= 0.05 else ''}"
 
 
@@ -486,7 +483,7 @@ def _panel(ax: Axes, part: pd.DataFrame, users: int) -> None:
         low, high = (start + 100 * row[name] for name in ("gain_lo", "gain_hi"))
         ax.plot([low, high], [i, i], color=INK, linewidth=1.1, zorder=3)
         ax.annotate(
-            f"{_signed((end - start) / 100)} %",
+            f"{signed((end - start) / 100)} %",
             (max(start, end, high), i),
             xytext=(5, 0),
             textcoords="offset points",

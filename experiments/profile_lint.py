@@ -32,7 +32,6 @@ from dsim.lint import (
     Mixture,
     NoiseBand,
     Setting,
-    counted,
     draft_sample,
     lint,
     make_case,
@@ -42,6 +41,7 @@ from dsim.lint import (
 from dsim.lookup import LOOKUP_RULES
 from dsim.plotstyle import GRID, INK, SOFT, caption, legend, new_figure, panel_title, save_figure, style
 from dsim.profile import DEFAULT_PROFILE, Profile, load_profile, shipped_profiles
+from dsim.wording import counted
 from experiments._common import OneLineParser, positive_int, print_table, run_main, staged_output, write_csv
 from experiments.profile_report import chosen_context
 
@@ -142,9 +142,9 @@ def _experts(text: str) -> tuple[int, int]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the findings, write the files; returns the exit code."""
     args = options().parse_args(argv)
-    profile, told = opened(args.profile)
-    if args.lookup is None and args.profile.endswith(".json"):
-        args.lookup = LOOKUP_OF.get(read_price_table(args.profile).format)
+    profile, rule, told = opened(args.profile)
+    if args.lookup is None:
+        args.lookup = rule
     for line in told:
         print(f"{args.profile}: {line}")
     case = make_case(profile, setting_of(args, profile), chosen_context(profile, args.context))
@@ -160,12 +160,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code(found, args.fail_on)
 
 
-def opened(name: str) -> tuple[Profile, list[str]]:
-    """A profile, or one made of an engine's table, and what that lost."""
+def opened(name: str) -> tuple[Profile, str | None, list[str]]:
+    """A profile, or one made of an engine's table: how that engine reads it (if known), and what was lost."""
     if not name.endswith(".json"):
-        return load_profile(name), []
+        return load_profile(name), None, []
+    table = read_price_table(name)
     stem = re.sub(r"[^a-z0-9._-]+", "-", Path(name).stem.lower()).lstrip("._-") or "table"
-    return to_profile(read_price_table(name), stem, source=Path(name).name)
+    profile, told = to_profile(table, stem, source=Path(name).name)
+    return profile, LOOKUP_OF.get(table.format), told
 
 
 def setting_of(args: argparse.Namespace, profile: Profile) -> Setting:

@@ -514,7 +514,7 @@ def test_what_cannot_be_is_refused(tmp_path, capsys, monkeypatch):
         (("table.txt", "x.json"), "table.txt, field 'IN': cannot be told from its name"),
         (("none.json", "x.json"), "none.json: cannot be read"),
         ((paths["vllm"], "none/x.json"), "there is no such folder"),
-        ((paths["vllm"], "Big Name.toml"), "field 'name': got 'Big Name'"),
+        ((paths["vllm"], "Big Name.toml"), "field 'OUT': a profile is named like its file, got 'Big Name'"),
         # options that would change nothing, or nonsense
         (
             (paths["vllm"], "x.json", "--gamma", "5"),
@@ -540,6 +540,7 @@ def test_what_cannot_be_is_refused(tmp_path, capsys, monkeypatch):
         ((paths["vllm"], "x.toml", "--set", "gpus"), "expected KEY=VALUE"),
         ((paths["vllm"], "x.toml", "--set", "gpus=1", "--set", "gpus=2"), "field '--set gpus': is given twice, got 2"),
         ((one, "x.json", "--format", "sglang-diagonal", "--gamma", f"{10**24}"), "'--gamma': got 1000000000000000"),
+        (("log.jsonl", "x.npz", "--seed", f"{1 << 64}"), f"'--seed': got {1 << 64}, expected at most {(1 << 64) - 1}"),
         (("log.jsonl", "x.npz", "--set", "drafter=3"), "field '--set drafter': got 3, expected text"),
         # logs that tell nothing, and text that would break the line
         (("idle.jsonl", "x.npz"), "error: idle.jsonl, field 'verified': no draft of the log was verified"),
@@ -547,6 +548,28 @@ def test_what_cannot_be_is_refused(tmp_path, capsys, monkeypatch):
         (("here\nthere.json", "x.json"), "here there.json: cannot be read"),
     ]:
         assert message in refused(capsys, *arguments), arguments
+
+
+def test_it_never_writes_onto_what_it_reads(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, engine_files.diagonal(), "one.json")
+    write(tmp_path, engine_files.vllm(), "cache.json")
+    saved(tmp_path, "box", [(8, None, None, 10.0), (16, None, None, 12.0)], draft=[(1, 1.0)])
+    (tmp_path / "linked.json").symlink_to("one.json")
+    read = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for arguments, name in (
+        (("one.json", "one.json"), "one.json"),
+        (("one.json", "./one.json", "--format", "sglang-additive"), "one.json"),
+        (("one.json", "linked.json", "--format", "sglang-additive"), "linked.json"),
+        (("box.toml", "box.csv"), "box.toml"),
+        (("box.csv", "cache.json", "--format", "vllm", "--like", "cache.json"), "cache.json"),
+    ):
+        assert f"{name}, field 'OUT': would replace what it is made of" in refused(capsys, *arguments), arguments
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == read
+    # A shipped profile's name is no file here, and what happens to be called like it is none of its.
+    assert "wrote b300x4-dsv4-flash-0731.json" in run(
+        capsys, "b300x4-dsv4-flash-0731", "b300x4-dsv4-flash-0731.json", "--format", "vllm"
+    )
 
 
 @pytest.mark.parametrize(

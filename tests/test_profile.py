@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -217,6 +218,15 @@ def test_broken_toml_and_missing_half(tmp_path: Path) -> None:
         read_profile(path)
     with pytest.raises(InputError, match="expected the path of a profile"):
         read_profile(tmp_path / "box.txt")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"), [("9" * 5000, r"is not valid TOML \(Exceeds the limit"), ("[" * 5000, "is nested too deeply")]
+)
+def test_toml_that_is_too_much_for_a_parser(tmp_path: Path, value: str, message: str) -> None:
+    error = refusal(tmp_path, toml=TOML.replace("gpus = 1", f"gpus = {value}"))
+    assert re.search(message, str(error))
+    assert len(str(error)) < 500
 
 
 def test_draft_included_contradicts_draft_samples(tmp_path: Path) -> None:

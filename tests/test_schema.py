@@ -220,6 +220,7 @@ def test_override_text():
     assert parse_override("load.users=[1, 2]") == ("load.users", [1, 2])
     assert parse_override("drafts.preset = qwen3-4b") == ("drafts.preset", "qwen3-4b")
     assert parse_override("arms.0.gamma=3") == ("arms.0.gamma", 3)
+    assert parse_override("measure.seeds=3\nload.users=[1]") == ("measure.seeds", "3\nload.users=[1]")
     for bad in ("", "=1", "a", "a b=1", "a="):
         with pytest.raises(InputError, match="KEY=VALUE"):
             parse_override(bad)
@@ -238,6 +239,30 @@ def test_files_are_found_beside_the_scenario(tmp_path):
     }
     assert scenario.drafters["mtp"].bank == "smollm2-dspark"  # a name, whatever lies there
     assert scenario.arm("two").policy == f"{(tmp_path / 'mine.py').resolve()}:Mine:k=2"
+
+
+def test_an_engines_table_is_found_beside_the_scenario(tmp_path, monkeypatch):
+    folder = tmp_path / "study"
+    folder.mkdir()
+    (folder / "sps.json").write_text("{}")
+    table = (folder / "sps.json").resolve()
+    for spec, expected in (
+        ("sglang:table=sps.json", f"sglang:table={table}"),
+        ("sglang:lag=1,table=sps.json,fill=true", f"sglang:lag=1,table={table},fill=true"),
+        ("mine.py:Mine:table=sps.json", f"mine.py:Mine:table={table}"),
+        ("sglang:table=additive", "sglang:table=additive"),
+        ("sglang:table=none.json", "sglang:table=none.json"),
+        ("trtllm:retable=sps.json", "trtllm:retable=sps.json"),
+    ):
+        scenario = load_scenario(written(folder, SMALL.replace('"fixed:k=2"', f'"{spec}"')))
+        assert scenario.arm("two").policy == expected
+    # A folder whose name would break the spec: the table is found from there only.
+    odd = tmp_path / "a,b"
+    odd.mkdir()
+    (odd / "sps.json").write_text("{}")
+    monkeypatch.chdir(odd)
+    scenario = load_scenario(written(odd, SMALL.replace('"fixed:k=2"', '"sglang:table=sps.json"')))
+    assert scenario.arm("two").policy == "sglang:table=sps.json"
 
 
 def test_unknown_scenarios_list_the_shipped_ones():

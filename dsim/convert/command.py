@@ -39,6 +39,8 @@ _SETTABLE = {
 
 #: Largest block anywhere in dsim.
 MOST_GAMMA = 64
+#: Seeds are taken modulo 2**64: a larger one would be another one's draws.
+MOST_SEED = (1 << 64) - 1
 
 Source = EngineFile | Profile | Bank | ConfidenceLog
 
@@ -83,6 +85,8 @@ def convert(source: str | Path, out: str | Path, options: Options | None = None)
     for file in _written(wanted, out):
         if file.is_dir():
             raise InputError("is a folder", file=file, field="OUT", expected="a file to write")
+        if any(_same(file, read) for read in _read_from(source, options)):
+            raise InputError("would replace what it is made of", file=file, field="OUT", expected="another name")
     if wanted == "bank":
         return _log_to_bank(found, Path(source), out, options)
     if wanted in ("sts", "temperatures"):
@@ -153,6 +157,20 @@ def _refuse_unused(found: Source, wanted: str, options: Options) -> None:
             raise InputError(field=f"--set {key}", value=value, expected=expected)
 
 
+def _read_from(source: str, options: Options) -> list[Path]:
+    """The files that are read; of a profile there are two."""
+    path = Path(source)
+    pair = [path.with_suffix(".toml"), path.with_suffix(".csv")] if path.suffix in (".toml", ".csv") else [path]
+    return pair if options.like is None else [*pair, options.like]
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # one of them is not there
+        return False
+
+
 # -- temperatures ------------------------------------------------------------------------------------------
 
 
@@ -201,7 +219,14 @@ def _table(found: Source, source: str, wanted: str, out: Path, options: Options)
         timed_at = gamma if original.format == "sglang-diagonal" else None
         gamma = gamma if timed_at is None else None
         identity = dict(options.settings)
-        profile, told = to_profile(original, name, source=Path(source).name, gamma=timed_at, identity=identity)
+        try:
+            profile, told = to_profile(original, name, source=Path(source).name, gamma=timed_at, identity=identity)
+        except InputError as error:
+            if error.field != "name":
+                raise
+            raise InputError(
+                "a profile is named like its file", field="OUT", value=name, expected=error.expected
+            ) from None
     if wanted == "profile":
         write_profile(profile, out)
         return [*told, f"kind = '{profile.kind}' (--set kind=... if the file's numbers are of another kind)"]
@@ -336,12 +361,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, least in (("gamma", 1), ("context", 1), ("seed", 0)):
             if given[name] is not None and given[name] < least:
                 raise InputError(field=f"--{name}", value=given[name], expected=f"an integer >= {least}")
+        if (given["seed"] or 0) > MOST_SEED:
+            raise InputError(field="--seed", value=given["seed"], expected=f"at most {MOST_SEED}")
         if (given["gamma"] or 0) > MOST_GAMMA:
             raise InputError(field="--gamma", value=given["gamma"], expected=f"at most {MOST_GAMMA}")
         options = Options(**{item.name: given[item.name] for item in fields(Options)})
         told = convert(given["source"], given["out"], options)
     except InputError as error:
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    except MemoryError:
+        print(f"error: {given['source']}: out of memory; a size in it is too large", file=sys.stderr)
         return 2
     except OSError as error:
         print(f"error: {given['out']}: cannot be written ({error.strerror})", file=sys.stderr)

@@ -16,6 +16,7 @@ from dsim.cost.additive import fit_additive
 from dsim.cost.points import Curve, Points, curve, price_between, verify_points
 from dsim.engines import EngineFile, PriceTable, SglangAdditive, SglangDiagonal, TrtllmV1, TrtllmV2, VllmProfileCache
 from dsim.engines.checks import digest
+from dsim.engines.trtllm import DEFAULT_GAIN
 from dsim.engines.vllm import SCHEMA
 from dsim.errors import InputError
 from dsim.profile import MISSING, FloatArray, IntArray, Profile
@@ -358,7 +359,7 @@ def _trtllm_additive(here: _Here, like: EngineFile | None) -> tuple[TrtllmV1, li
         extra={"_meta": {"lookup": "interp", "encoding": "decomposed"}} if given is None else dict(given.extra),
     )
     if given is None:
-        told.append("minimum_predicted_gain is not set: the engine works with 0.01")
+        told.append(f"minimum_predicted_gain is not set: the engine works with {DEFAULT_GAIN:g}")
     if table.is_flat:
         told.append("the table is flat: the engine refuses to trim")
     return table, told

@@ -38,6 +38,7 @@ from typing import Any
 
 from dsim.drafter import prompts_chat, prompts_code, prompts_math
 from dsim.errors import InputError
+from dsim.strictjson import RepeatedKeyError, distinct
 
 DOMAINS = ("math", "code", "chat")
 SPLITS = ("train", "calibration", "evaluation")
@@ -387,10 +388,10 @@ def _parse_line(line: str, path: str | Path, number: int) -> Prompt:
 
     expected = 'a JSON object like {"prompt": "..."}'
     try:
-        found = json.loads(line, object_pairs_hook=_object)
-    except _RepeatedKeyError as repeated:
+        found = json.loads(line, object_pairs_hook=distinct)
+    except RepeatedKeyError as repeated:
         raise error(repeated.key, None, "each key once", "key is there twice") from None
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         raise error(None, line.strip(), expected, "is not valid JSON" if line.strip() else "is blank") from None
     if not isinstance(found, dict):
         raise error(None, found, expected)
@@ -421,21 +422,6 @@ def _user_content(messages: Any, error: Any) -> Any:
     if not isinstance(message, dict) or set(message) != {"role", "content"} or message["role"] != "user":
         raise error("messages", "null" if message is None else message, expected)
     return message["content"]
-
-
-class _RepeatedKeyError(Exception):
-    def __init__(self, key: str) -> None:
-        super().__init__(key)
-        self.key = key
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise _RepeatedKeyError(key)
-        found[key] = value
-    return found
 
 
 def _short(value: object) -> object:

@@ -25,6 +25,7 @@ from dsim.drafts.bank import Bank, recalibrated
 from dsim.drafts.reliability import RELIABILITY_BINS, auc, bin_gaps, ece, visited_rows
 from dsim.errors import InputError
 from dsim.files import replacing
+from dsim.strictjson import load_json, need_object
 
 Float32Array = npt.NDArray[np.float32]
 FloatArray = npt.NDArray[np.float64]
@@ -269,27 +270,13 @@ def read_temperatures(path: str | Path, gamma: int) -> tuple[float, ...]:
         No such file, no JSON, other keys, another length, or a value that is no finite number > 0.
     """
     path = Path(path)
-    try:
-        raw = json.loads(path.read_bytes(), object_pairs_hook=_no_duplicates)
-    except OSError as error:
-        raise InputError(f"temperatures cannot be read ({error.strerror})", file=path) from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"is not JSON ({error})", file=path, expected='{"temperatures": [...]}') from None
-    if not isinstance(raw, dict):
-        raise InputError(file=path, value=raw, expected='an object {"temperatures": [...]}')
+    raw = need_object(load_json(path, '{"temperatures": [...]}'), path, expected='an object {"temperatures": [...]}')
     for key in raw:
         if key != "temperatures":
             raise InputError("unknown key", file=path, field=key, expected="temperatures only")
     if "temperatures" not in raw:
         raise InputError("missing key", file=path, field="temperatures")
     return checked_temperatures(raw["temperatures"], gamma, file=path)
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key stands there twice")
-    return found
 
 
 def write_temperatures(path: str | Path, temperatures: npt.ArrayLike | StsFit) -> None:

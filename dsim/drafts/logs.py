@@ -37,8 +37,8 @@ from scipy.special import logit
 from dsim.drafts.bank import Bank, BankHeader, make_bank
 from dsim.drafts.luck import hash64, uniform
 from dsim.drafts.online import OnlineSts
-from dsim.engines.checks import parse_object
 from dsim.errors import InputError
+from dsim.strictjson import need_object, parse_json
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -54,6 +54,8 @@ _LOGIT_LIMIT = 16.0
 _MOST_GAMMA = 64
 #: Longest request: a bank has a row for every token between its first logged position and its last.
 _MOST_TOKENS = 1 << 22
+#: Most drafts of a bank that is made of a log, positions times gamma: making one takes some 50 bytes a draft.
+_MOST_DRAFTS = 1 << 26
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +196,7 @@ def _parse(text: str, file: Path, line: int) -> tuple[tuple[str, str], _Block]:
     def refuse(field: str, value: object, expected: str) -> InputError:
         return InputError(file=file, line=line, field=field, value=repr(value), expected=expected)
 
-    raw = parse_object(text, file, line)
+    raw = need_object(parse_json(text, file, line), file, line)
     for key in raw:
         if key not in FIELDS:
             raise InputError("unknown field", file=file, line=line, field=key, expected=f"one of {', '.join(FIELDS)}")
@@ -281,7 +283,7 @@ def bank_from_log(
     Raises
     ------
     InputError
-        Nothing was verified, or no request is long enough.
+        Nothing was verified, no request is long enough, or the bank would be too large.
 
     Returns
     -------
@@ -299,6 +301,15 @@ def bank_from_log(
             field="position",
             value=f"{int(lengths.max())} tokens at most",
             expected=f"more than gamma + 1 = {gamma + 1}",
+        )
+    if int(lengths[kept].sum()) * gamma > _MOST_DRAFTS:
+        longest = kept[np.argmax(lengths[kept])]
+        raise InputError(
+            f"{int(lengths[kept].sum())} positions of {gamma} drafts are too many for one bank (every position between "
+            f"a request's first and last block counts; the longest has {int(lengths[longest])})",
+            field="position",
+            value=int(ends[longest] - 1),
+            expected=f"at most {_MOST_DRAFTS // gamma} positions in all: fewer requests, or a part of the log",
         )
     rows = np.concatenate([_rows(log, int(r), int(lengths[r]), seed) for r in kept])
     domains = np.unique(log.domain[kept])

@@ -18,7 +18,6 @@ one dataset (Alpaca, Qwen3-4B) and assumed here for every drafter and domain.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +29,7 @@ from dsim.drafts.synthetic import SyntheticSpec, by_position
 from dsim.drafts.tilt import check_curve
 from dsim.errors import InputError
 from dsim.published import published
+from dsim.strictjson import load_json
 
 PRESETS = ("dsv4", "qwen3-4b", "dsv4-flash-0731")
 
@@ -95,20 +95,7 @@ def read_curve(path: str | Path) -> dict[str, tuple[float, ...]]:
     InputError
         No such file, no JSON, or no curve.
     """
-    path = Path(path)
-    try:
-        raw = json.loads(path.read_bytes(), object_pairs_hook=_distinct)
-    except OSError as error:
-        raise InputError(f"acceptance curve cannot be read ({error.strerror})", file=path) from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"is not JSON ({error})", file=path, expected='{"DOMAIN": [numbers], ...}') from None
-    return check_curve(raw, path)
-
-
-def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    if len(dict(pairs)) != len(pairs):
-        raise ValueError("a key stands there twice")
-    return dict(pairs)
+    return check_curve(load_json(path, 'an acceptance curve, {"DOMAIN": [numbers], ...}'), path)
 
 
 def preset_spec(

@@ -1,4 +1,4 @@
-"""What the readers of engine files share: JSON without surprises, and values checked by name."""
+"""What the readers of engine files share: values checked by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from dsim.errors import InputError
@@ -18,51 +17,6 @@ Number = int | float
 LARGEST_SIZE = 1 << 22
 #: Numbers outside this range are no time, rate or temperature, in any unit; sums and quotients inside it are finite.
 SMALLEST, LARGEST = 1e-12, 1e12
-
-
-def load_json(path: str | Path) -> dict[str, Any]:
-    """The object that a JSON file holds.
-
-    Raises
-    ------
-    InputError
-        A file that cannot be read, is cut off or is no JSON (with the line), holds a key twice, or is no object.
-    """
-    try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror})", file=path, expected="an engine's JSON file") from None
-    except UnicodeDecodeError:
-        raise InputError("is not UTF-8 text", file=path, expected="an engine's JSON file") from None
-    return parse_object(text, path)
-
-
-def parse_object(text: str, file: str | Path | None, line: int | None = None) -> dict[str, Any]:
-    """The JSON object in a text; `line` is its line in the file, where the file has one object a line.
-
-    A NaN passes, so that whoever checks its field can name it.
-    """
-    try:
-        raw = json.loads(text, object_pairs_hook=_no_duplicates)
-    except json.JSONDecodeError as error:
-        at = error.lineno if line is None else line
-        raise InputError(f"is not JSON, or cut off ({error.msg})", file=file, line=at, expected="an object") from None
-    except RecursionError:
-        raise InputError("is nested too deeply", file=file, line=line, expected="an object") from None
-    except ValueError as error:  # a key twice, or an integer of thousands of digits
-        raise InputError(f"is not JSON ({error})", file=file, line=line, expected="an object") from None
-    if not isinstance(raw, dict):
-        raise InputError(file=file, line=line, value=raw, expected="a JSON object")
-    return raw
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key '{key}' stands there twice")
-        found[key] = value
-    return found
 
 
 def need(condition: bool, field: str, value: object, expected: str) -> None:

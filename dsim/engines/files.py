@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dsim.engines.checks import load_json
 from dsim.engines.sglang import SPELLINGS, SglangAdditive, SglangDiagonal, StsTemperatures
 from dsim.engines.table import PriceTable
 from dsim.engines.trtllm import TrtllmV1, TrtllmV2
 from dsim.engines.vllm import VllmProfileCache
 from dsim.errors import InputError
 from dsim.files import replacing
+from dsim.strictjson import load_json, need_object
 
 EngineFile = SglangDiagonal | SglangAdditive | StsTemperatures | TrtllmV1 | TrtllmV2 | VllmProfileCache
 
@@ -70,7 +70,7 @@ def read_engine_file(path: str | Path) -> EngineFile:
     InputError
         With file, field, value and what was expected, at the first thing that is wrong.
     """
-    return parse_engine_file(load_json(path), path)
+    return parse_engine_file(need_object(load_json(path, "an engine's JSON file"), path), path)
 
 
 def read_price_table(path: str | Path) -> PriceTable:

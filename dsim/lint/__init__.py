@@ -8,7 +8,7 @@ from __future__ import annotations
 from dsim.lint.case import Case, Mixture, Setting, make_case, usual_concurrency
 from dsim.lint.checks import CHECKS
 from dsim.lint.decision import DraftSample, Loss, draft_sample
-from dsim.lint.finding import SEVERITIES, Finding, counted
+from dsim.lint.finding import SEVERITIES, Finding
 from dsim.lint.noise import NoiseBand, noise, noise_band
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "Mixture",
     "NoiseBand",
     "Setting",
-    "counted",
     "draft_sample",
     "lint",
     "make_case",

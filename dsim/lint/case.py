@@ -17,6 +17,8 @@ from dsim.profile import IntArray, Profile
 MOST_LOADS = 256
 #: Largest step (tokens) that is looked at, and most noisy tables: every one of them is an array.
 MOST_TOKENS, MOST_DRAWS = 1 << 22, 100_000
+#: What gigabytes and terabytes a second can be.
+LEAST, MOST = 1e-9, 1e9
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ class Mixture:
             raise InputError("needs both the experts' weights and the memory bandwidth", field="experts")
         for name in ("gigabytes", "terabytes_s"):
             value = getattr(self, name)
-            if value is not None and not (np.isfinite(value) and value > 0):
-                raise InputError(field=name, value=value, expected="a number > 0")
+            if value is not None and not LEAST <= value <= MOST:
+                raise InputError(field=name, value=value, expected=f"a number from {LEAST:g} to {MOST:g}")
 
     def touched(self, tokens: float) -> float:
         """Share of the experts that a batch reads if every token is routed evenly and by itself.

@@ -10,9 +10,10 @@ import numpy as np
 from dsim.lint.case import Case, priced
 from dsim.lint.decision import FloatArray, loss_of
 from dsim.lint.experts import dummy_tokens
-from dsim.lint.finding import LOSS_NOTHING, Finding, counted, graded, lost, percent
+from dsim.lint.finding import LOSS_NOTHING, Finding, graded, lost
 from dsim.lookup import LOOKUP_RULES, sampled
 from dsim.profile import IntArray
+from dsim.wording import counted, percent
 
 #: A policy that verifies this share of all worthwhile drafts "verifies everything".
 EVERYTHING = 0.95

@@ -6,8 +6,9 @@ import numpy as np
 
 from dsim.lint.case import Case
 from dsim.lint.decision import FloatArray
-from dsim.lint.finding import Finding, counted, percent
+from dsim.lint.finding import Finding
 from dsim.profile import IntArray
+from dsim.wording import counted, percent
 
 #: Expert reads that are this many times what the measured rise has room for are suspicious, and out of the question.
 UNDERPRICED_WARNING, UNDERPRICED_ERROR = 2.0, 4.0

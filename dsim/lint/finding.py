@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsim.lint.decision import Loss
+from dsim.wording import counted, percent
 
 #: The gravest first.
 SEVERITIES = ("error", "warning", "info")
@@ -51,25 +52,6 @@ def graded(loss: float) -> str:
     ('error', 'warning', 'info')
     """
     return "error" if loss >= LOSS_ERROR else "warning" if loss >= LOSS_WARNING else "info"
-
-
-def percent(fraction: float) -> str:
-    """A share in words, with as many digits as it deserves.
-
-    >>> percent(0.0042), percent(0.123), percent(4.06)
-    ('0.42 %', '12.3 %', '406 %')
-    """
-    value = 100 * fraction
-    return f"{value:.2f} %" if abs(value) < 1 else f"{value:.1f} %" if abs(value) < 100 else f"{value:.0f} %"
-
-
-def counted(count: int, noun: str) -> str:
-    """A number of things.
-
-    >>> counted(1, "request"), counted(1024, "token")
-    ('1 request', '1,024 tokens')
-    """
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def lost(loss: Loss, at: int) -> str:

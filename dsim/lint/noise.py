@@ -8,8 +8,9 @@ import numpy as np
 
 from dsim.lint.case import Case, noisy
 from dsim.lint.decision import FloatArray, Loss, best_budget
-from dsim.lint.finding import Finding, counted, graded, lost, percent
+from dsim.lint.finding import Finding, graded, lost
 from dsim.profile import IntArray
+from dsim.wording import counted, percent
 
 #: Loads at which the noise is tried.
 NOISE_LOADS = 24

@@ -129,7 +129,9 @@ def _parse(csv_data: bytes, toml_data: bytes, csv_file: str, toml_file: str) -> 
 def _parse_toml(text: str, file: str) -> dict[str, Any]:
     try:
         found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise InputError("is nested too deeply", file=file) from None
+    except ValueError as error:  # no TOML, or an integer of thousands of digits
         match = re.search(r"at line (\d+)", str(error))
         raise InputError(f"is not valid TOML ({error})", file=file, line=int(match[1]) if match else None) from None
     for key in found:

@@ -198,6 +198,16 @@ def test_requests_without_a_position_to_replay_are_left_out_with_their_domain(tm
         bank_from_log(read_log(log_of(tmp_path, lines[:2])))
 
 
+def test_a_position_far_away_does_not_fill_the_memory(tmp_path):
+    far = [line(1, 0), line(1, 1_100_000)]
+    wide = [item | {"confidences": [0.5] * 64, "verified": 1} for item in far]
+    message = r"'position': 1100001 positions of 64 drafts are too many.*longest has 1100001.*at most 1048576 positions"
+    with pytest.raises(InputError, match=message):
+        bank_from_log(read_log(log_of(tmp_path, wide)))
+    # As far, but of two drafts.
+    assert bank_from_log(read_log(log_of(tmp_path, far)))[1].rows == 1_100_001
+
+
 def test_a_log_of_a_policy_that_verifies_nothing_tells_nothing(tmp_path):
     lines = [line(0, p, verified=0) for p in range(9)]
     with pytest.raises(InputError, match=r"no draft of the log was verified"):

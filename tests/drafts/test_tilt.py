@@ -436,7 +436,7 @@ def test_published_curves_by_name():
     ("content", "message"),
     [
         ("{", r"c.json.*is not JSON"),
-        ('{"code": [0.5], "code": [0.6]}', r"a key stands there twice"),
+        ('{"code": [0.5], "code": [0.6]}', r"the key .code. stands there twice"),
         ("[0.5]", r"c.json, field 'curve': got \[0.5\], expected an acceptance curve"),
         ('{"code": [0.5, 2]}', r"c.json, field 'curve.code'.*strictly between 0 and 1"),
         ('{"code": [0.5], "chat": [0.5, 0.4]}', r"as many positions in every domain"),
@@ -449,5 +449,5 @@ def test_curve_files(tmp_path, content, message):
     path.write_text(content)
     with pytest.raises(InputError, match=message):
         read_curve(path)
-    with pytest.raises(InputError, match="acceptance curve cannot be read"):
+    with pytest.raises(InputError, match=r"none.json: cannot be read .*expected an acceptance curve"):
         read_curve(tmp_path / "none.json")

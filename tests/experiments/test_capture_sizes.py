@@ -211,6 +211,17 @@ def test_fast_loads_make_more_steps(tmp_path):
         (["--lengths", "1", "--loads", "4", "--profile", "nope"], "unknown profile"),
         (["--profile", "x", "--set", "cost.profile=y"], "given twice"),
         (["--arm", "oops@"], "no arm spec"),
+        (["--arm", ""], "no arm spec"),
+        (
+            ["--set", "cost.fit=roofline"],
+            "'cost.fit': is not used by this script, got 'roofline', expected --curve says",
+        ),
+        (["--set", "cost.running_max=false"], "'cost.running_max': is not used by this script"),
+        (["--lengths", "1", "--arm", "dspark"], "--arm is about simulated steps"),
+        (["--lengths", "1", "--seeds", "3"], "--seeds is about simulated steps"),
+        (["--lengths", "1", "--drafts", "tilted"], "--drafts is about simulated steps"),
+        (["--lengths", "1", "--quick"], "--quick is about simulated steps"),
+        (["--lengths", "1", "--set", "drafts.preset=qwen3-4b"], "'--set drafts.preset': is not used, got 'qwen3-4b'"),
     ],
 )
 def test_bad_input(arguments, message, tmp_path, capsys, monkeypatch):

@@ -325,6 +325,13 @@ def test_table_shows_missing_texts_and_empty_tables() -> None:
     assert format_table(pd.DataFrame({"x": [-0.0001, 5.0]})).splitlines()[1].strip() == "-1.0e-04"
 
 
+def test_arms_are_refused_where_a_script_has_its_own(tmp_path):
+    for script in ("headroom", "choose_k"):
+        main = importlib.import_module(f"experiments.{script}").main
+        with pytest.raises(InputError, match=r"'arms.0.policy': is not used by this script, got 'none', expected "):
+            main(["--set", "arms.0.policy=none", "--out", str(tmp_path / "out")])
+
+
 @pytest.mark.parametrize(
     ("script", "options"),
     [
@@ -337,3 +344,5 @@ def test_the_loads_of_a_scenario_are_refused_where_an_option_sets_them(script, o
     main = importlib.import_module(f"experiments.{script}").main
     with pytest.raises(InputError, match=r"'load.users': is not used by this script, got \[4\], expected --"):
         main([*options, "--set", "load.users=[4]", "--out", str(tmp_path / "out")])
+    with pytest.raises(InputError, match=r"'load.window_s': is not used by this script, got 3, expected a key"):
+        main([*options, "--set", "load.window_s=3", "--out", str(tmp_path / "out")])

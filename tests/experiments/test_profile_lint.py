@@ -128,6 +128,8 @@ def test_engine_tables(name, tmp_path, capsys):
         ([SMALL, "--experts", "4:8"], "ACTIVE < EXPERTS"),
         ([SMALL, "--experts", "8:2", "--expert-gb", "10"], "needs both"),
         ([SMALL, "--bandwidth", "8"], "--experts only"),
+        ([SMALL, "--experts", "8:2", "--expert-gb", "1e300", "--bandwidth", "1"], "got 1e+300, expected a number from"),
+        ([SMALL, "--experts", "8:2", "--expert-gb", "1", "--bandwidth", "1e-300"], "'terabytes_s': got 1e-300"),
         ([SMALL, "--context", "100"], "the profile names none"),
         ([SMALL, "--seed", "-1"], "seed"),
     ],

@@ -18,17 +18,17 @@ from dsim import scenario as runs
 from dsim.errors import InputError
 from dsim.profile import load_profile, write_profile
 from dsim.schema import load_scenario
-from experiments import ab, load_adaptive, pareto
-from experiments._common import scenario_of
+from experiments import ab, capture_sizes, load_adaptive, pareto
+from experiments._common import scenario_of, write_scenario
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = [
-    *("--set", "load.users=[2, 6]"),
+SHORT = [
     *("--set", "load.scored_min=12"),
     *("--set", "load.scored_per_user=2"),
     *("--seeds", "2"),
     *("--jobs", "1"),
 ]
+TINY = ["--set", "load.users=[2, 6]", *SHORT]
 PARETO_COLUMNS = (
     "arm,policy,drafter,gamma,concurrency,rate_scale,seed,tps_per_user,throughput_tok_s,throughput_tok_s_gpu,"
     "tpot_p50_ms,tpot_p99_ms,ttft_p50_ms,ttft_p99_ms,accepted_length,verification_budget,acceptance_rate,"
@@ -100,7 +100,8 @@ def test_load_adaptive(tmp_path, capsys):
 
 
 def test_ab_and_its_verdict(tmp_path, capsys):
-    ab.main(["--a", "mtp1", "--b", "fixed:k=3@dspark/3", "--users", "4", "--out", str(tmp_path), *TINY, "--seeds", "5"])
+    arms = ["--a", "mtp1", "--b", "fixed:k=3@dspark/3"]
+    ab.main([*arms, "--users", "4", *SHORT, "--seeds", "5", "--out", str(tmp_path)])
     shown = capsys.readouterr().out
     assert "fixed:k=3@dspark/3 is better than mtp1 by" in shown
     runs = pd.read_csv(tmp_path / "ab_runs.csv")
@@ -112,7 +113,7 @@ def test_ab_and_its_verdict(tmp_path, capsys):
 
 
 def test_a_against_a_uses_other_seeds(tmp_path, capsys):
-    ab.main(["--a", "dspark", "--b", "dspark:lag=2", "--users", "4", "--out", str(tmp_path), *TINY, "--seeds", "5"])
+    ab.main(["--a", "dspark", "--b", "dspark:lag=2", "--users", "4", "--out", str(tmp_path), *SHORT, "--seeds", "5"])
     shown = capsys.readouterr().out
     assert "A/A check" in shown
     runs = pd.read_csv(tmp_path / "ab_runs.csv")
@@ -121,7 +122,7 @@ def test_a_against_a_uses_other_seeds(tmp_path, capsys):
 
 
 def test_below_five_seeds_there_is_no_verdict(tmp_path, capsys):
-    ab.main(["--a", "mtp1", "--b", "dspark", "--users", "4", "--out", str(tmp_path), *TINY])
+    ab.main(["--a", "mtp1", "--b", "dspark", "--users", "4", "--out", str(tmp_path), *SHORT])
     assert "2 seeds: range only, no verdict" in capsys.readouterr().out
 
 
@@ -151,8 +152,40 @@ def test_every_experiment_takes_a_source_of_drafts(shipped, source, tmp_path):
     assert (
         pd.read_csv(tmp_path / "results/load_adaptive/load_adaptive.csv")["drafts_source"].str.startswith(label).all()
     )
-    ab.main(["--drafts", source, "--a", "mtp1", "--b", "dspark", "--users", "4", *TINY])
+    ab.main(["--drafts", source, "--a", "mtp1", "--b", "dspark", "--users", "4", *SHORT])
     assert pd.read_csv(tmp_path / "results/ab/ab_runs.csv")["drafts_source"].str.startswith(label).all()
+
+
+SURE = ["--set", 'drafters.sure={like="dspark", confidence="perfect"}']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("a", "b", "options", "low", "high"),
+    [
+        ("lab:search=early-stop,capacity_lag=0", "lab:capacity_lag=0", [], 90, 120),
+        ("lab:capacity_lag=1", "lab:capacity_lag=2", [], -0.15, 0.15),
+        ("lab", "lab:allocation_lag=1", [], -3.3, -2.3),
+        ("lab", "lab:price=draft", [], -0.15, 0.15),
+        ("lab:lookup=linear", "lab", [], -0.1, 0.25),
+        ("lab", "lab@sure", SURE, 1.4, 2.2),
+    ],
+)
+def test_the_questions_of_the_readme_have_its_answers(a, b, options, low, high, tmp_path):
+    ab.main(["--a", a, "--b", b, *options, "--seeds", "5", "--out", str(tmp_path)])
+    found = pd.read_csv(tmp_path / "ab.csv").iloc[0]
+    assert found["metric"] == "throughput_tok_s_gpu"
+    assert low <= 100 * found["relative"] <= high
+
+
+@pytest.mark.slow
+def test_padding_in_the_price_pays_where_few_sizes_are_captured(tmp_path):
+    capture_sizes.main(["--graphs", "8", "--out", str(tmp_path)])
+    few = str(tmp_path / "b300x4-dsv4-flash-0731-best.toml")
+    for users, low, high in (("64", 1.5, 3.5), ("150", 7, 11)):
+        arms = ["--a", "lab:lookup=linear", "--b", "lab", "--users", users]
+        ab.main([*arms, "--set", f"cost.profile={few}", "--seeds", "5", "--out", str(tmp_path)])
+        assert low <= 100 * pd.read_csv(tmp_path / "ab.csv").loc[0, "relative"] <= high
 
 
 def test_ab_specs_and_bad_ones(tmp_path):
@@ -164,7 +197,7 @@ def test_ab_specs_and_bad_ones(tmp_path):
         with pytest.raises(InputError, match="no arm spec"):
             ab.arm_of(scenario, bad)
     with pytest.raises(InputError, match=r"arms\.1\.gamma"):
-        ab.main(["--a", "mtp1", "--b", "fixed:k=3@mtp/99", "--out", str(tmp_path / "o"), *TINY])
+        ab.main(["--a", "mtp1", "--b", "fixed:k=3@mtp/99", "--out", str(tmp_path / "o"), *SHORT])
     with pytest.raises(SystemExit):
         ab.options().parse_args(["--a", "x", "--b", "y", "--alpha", "3"])
 
@@ -177,6 +210,55 @@ def test_ab_takes_its_seeds_from_anywhere(tmp_path, capsys):
     args = ab.options().parse_args(["--a", "x", "--b", "y", "--set", "measure.seeds=3", "--seeds", "4"])
     with pytest.raises(InputError, match="given twice"):
         scenario_of(args, seeds=10)
+
+
+@pytest.mark.parametrize(
+    ("options", "users"),
+    [
+        ([], 64),
+        (["--users", "4"], 4),
+        (["--set", "load.users=[4]"], 4),
+        (["--scenario", "one-load.toml"], 7),
+        (["--scenario", "one-load.toml", "--users", "4"], 4),
+        (["--scenario", "one-load.toml", "--set", "load.users=[5]"], 5),
+        (["--scenario", "live-node"], 16),
+    ],
+)
+def test_ab_takes_its_load_from_anywhere(options, users, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_scenario(load_scenario("decode-node", {"load.users": [7]}), "one-load.toml")
+    args = ab.options().parse_args(["--a", "x", "--b", "y", *options])
+    assert ab.at_one_load(args).load.users == (users,)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--set", "load.users=[2, 6]"],
+            r"'load.users': arms are compared at one load, got \[2, 6\], expected one",
+        ),
+        (["--users", "4", "--set", "load.users=[6]"], "'--users': is given twice, here and by --set load.users"),
+        (["--set", "load.rate_scales=[2.0]"], r"'load.rate_scales': is not used by this script, got \[2.0\]"),
+        (
+            ["--set", "load.requests=all"],
+            "'load.requests': is not used by this script, got 'all', expected a key of c",
+        ),
+    ],
+)
+def test_loads_that_ab_could_not_use_are_refused(options, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        ab.main(["--a", "mtp1", "--b", "dspark", "--out", str(tmp_path / "out"), *options])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_saved_comparison_runs_again_at_its_load(tmp_path):
+    first, again = tmp_path / "1", tmp_path / "2"
+    ab.main(["--a", "mtp1", "--b", "dspark", "--users", "3", "--out", str(first), *SHORT])
+    ab.main(["--a", "mtp1", "--b", "dspark", "--scenario", str(first / "scenario.toml"), "--out", str(again), *SHORT])
+    for name in ("ab.csv", "ab_runs.csv", "scenario.toml"):
+        assert (first / name).read_bytes() == (again / name).read_bytes(), name
+    assert set(pd.read_csv(again / "ab_runs.csv")["concurrency"]) == {3}
 
 
 def test_quick_is_smaller():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import re
 
 import numpy as np
 import pytest
+from engine_files import FILES, write
 
 from dsim.policy import BUILTIN_POLICIES, load_policy, make_view
 
@@ -86,6 +88,47 @@ def test_constant_cost_verifies_everything_that_can_survive(spec, requests):
         view = view._replace(accepted=alive)
     expected = [5] * requests if spec.startswith(UNIFORM) else alive.tolist()
     assert policy.plan(view).tolist() == expected
+
+
+@pytest.fixture
+def short(tmp_path):
+    """Paths of engine tables that end long before the batch does."""
+    found = {}
+    for name in ("sglang-diagonal", "sglang-additive", "trtllm-v1", "vllm"):
+        found[name] = write(tmp_path, FILES[name](), f"{name}.json")
+    return found
+
+
+PINNED = [
+    *(f"{policy}:table={{{name}}}" for policy in ("sglang", "atom") for name in ("sglang-diagonal", "sglang-additive")),
+    *("trtllm:table={trtllm-v1}", "trtllm:table={trtllm-v1},tiers=global,drain=1", "vllm-adaptive:table={vllm}"),
+]
+
+
+@pytest.mark.parametrize("spec", [*SPECS, *PINNED])
+def test_no_length_is_negative_or_beyond_its_cap(spec, short):
+    """Whatever comes: no room, no hope, NaN, captured sizes below the batch, a pinned table that ends before it."""
+    policy = load_policy(re.sub(r"\{([\w-]+)\}", lambda found: str(short[found[1]]), spec))
+    rng = np.random.default_rng(11)
+    for trial in range(60):
+        requests, gamma = int(rng.choice((1, 2, 7, 40))), int(rng.integers(max(1, policy.traits.needs_gamma), 8))
+        blocks = rng.choice((0.0, 0.3, 0.999, 1.0, np.nan), (1 + policy.traits.confidence_age, requests, gamma))
+        prices = np.cumsum(rng.choice((1e-6, 0.1, 50.0), requests * (1 + gamma) + 1 + 9))
+        view = make_view(
+            blocks[0],
+            prices,
+            history=tuple(blocks[1:]),
+            caps=rng.integers(0, gamma + 1, requests) * (trial % 5 > 0),
+            captured_sizes=np.unique(rng.integers(1, 2 * requests + 2, 3)) if trial % 2 else (),
+            prefill_tokens=int(rng.choice((0, 9))),
+            step=int(rng.integers(0, 9)),
+        )
+        if policy.traits.clairvoyant:
+            view = view._replace(accepted=rng.integers(0, gamma + 1, requests))
+        lengths = policy.plan(view)
+        assert ((lengths >= 0) & (lengths <= view.caps)).all()
+        if hasattr(policy, "observe"):
+            policy.observe(lengths, rng.integers(0, lengths + 1))
 
 
 @pytest.mark.parametrize("spec", SPECS)
