@@ -34,6 +34,8 @@ from experiments._common import (
     arms_of,
     parser,
     print_table,
+    refuse_loads,
+    refuse_sets,
     run_main,
     scenario_of,
     sources_note,
@@ -95,6 +97,10 @@ def options() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the sweep, print the tables, write the files."""
     args = options().parse_args(argv)
+    if args.open_loop:
+        refuse_sets(args, dict.fromkeys(("load.users", "load.think_s", "load.stagger_s"), "a key of open loops"))
+    else:
+        refuse_loads(args, None)
     scenario = scenario_of(args)
     arms = arms_of(scenario, args.arms)
     if args.baseline is None:

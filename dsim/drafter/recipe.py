@@ -145,7 +145,7 @@ def load_recipe(name: str, overrides: dict[str, Any]) -> RecipeFile:
     path = recipe_path(name)
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"is not TOML ({error})", file=path) from None
     for key, value in overrides.items():
         *sections, last = key.split(".")

@@ -75,7 +75,7 @@ def test_a_saved_scenario_runs_again_to_the_same_bytes(tmp_path):
 
 def test_open_loop_writes_windows(tmp_path):
     args = ["--open-loop", "--set", "load.rate_scales=[2.0, 8.0]", "--set", "load.requests=120"]
-    pareto.main(["--out", str(tmp_path), "--arms", "mtp1,dspark", *args, *TINY])
+    pareto.main(["--out", str(tmp_path), "--arms", "mtp1,dspark", *args, *SHORT])
     df = pd.read_csv(tmp_path / "pareto.csv")
     assert df["concurrency"].isna().all()
     assert set(df["rate_scale"]) == {2.0, 8.0}
@@ -424,3 +424,12 @@ def test_the_wheel_runs_outside_the_checkout(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "results" / "pareto.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("flags", "key"), [([], "load.rate_scales=[2.0]"), (["--open-loop"], "load.users=[3]"), ([], "load.window_s=1.0")]
+)
+def test_pareto_refuses_loads_of_the_other_kind(tmp_path, flags, key):
+    with pytest.raises(InputError, match="is not used by this script"):
+        pareto.main([*flags, "--set", key, "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
