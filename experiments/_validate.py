@@ -197,13 +197,13 @@ def bootstrap_interval(
 def percent(fraction: float, digits: int = 1, *, sign: bool = False) -> str:
     """A fraction as text, ``-`` for no value.
 
-    >>> percent(0.0432), percent(-0.01, sign=True), percent(float("nan"))
-    ('4.3 %', '-1.0 %', '-')
+    >>> percent(0.0432), percent(-0.01, sign=True), percent(-0.001, 0), percent(float("nan"))
+    ('4.3 %', '-1.0 %', '0 %', '-')
     """
     if np.isnan(fraction):
         return "-"
     text = f"{100 * fraction:{'+' if sign else ''}.{digits}f}"
-    return f"{'0.' + '0' * digits if float(text) == 0 else text} %"
+    return f"{f'{0:.{digits}f}' if float(text) == 0 else text} %"
 
 
 def readable(table: pd.DataFrame) -> pd.DataFrame:

@@ -19,7 +19,10 @@ from experiments._common import OneLineParser, positive_int, print_table, run_ma
 from experiments._validate import Case, RunOptions, Tables, error_summary, page, readable, readable_summary
 
 #: Modules of the cases, in the order of the page.
-CASES = {"vllm-four-runs": "experiments._validate_vllm_runs"}
+CASES = {
+    "vllm-four-runs": "experiments._validate_vllm_runs",
+    "vllm-b300-flash": "experiments._validate_b300",
+}
 
 DOCS = Path(__file__).parents[1] / "docs"
 #: README's sentence stands between these two.

@@ -154,16 +154,16 @@ def test_shipped_tables_are_predictions_and_meet_what_was_asked():
 
 def test_docs_are_written_from_tables(tmp_path):
     docs = tmp_path / "docs"
-    folder = docs / "validation" / "vllm-four-runs"
-    folder.mkdir(parents=True)
-    for file in (ROOT / "docs" / "validation" / "vllm-four-runs").glob("*.csv"):
+    for file in (ROOT / "docs" / "validation").glob("*/*.csv"):
+        folder = docs / "validation" / file.parent.name
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / file.name).write_bytes(file.read_bytes())
     marks = "\n".join(validate.MARKS)
     (tmp_path / "README.md").write_text(f"# x\n\n{marks}\n\nend\n", encoding="utf-8")
     validate.write_docs(docs)
     assert (docs / "validation.md").read_bytes() == (ROOT / "docs" / "validation.md").read_bytes()
-    for stem in ("validation-vllm-four-runs", "validation-vllm-four-runs-distributions"):
-        assert (docs / "figures" / f"{stem}.png").is_file()
+    for stem in ("four-runs", "four-runs-distributions", "b300-flash", "b300-flash-mechanisms"):
+        assert (docs / "figures" / f"validation-vllm-{stem}.png").is_file()
     readme = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert validate.headline(validate.shipped()) in readme
     assert readme.endswith(f"{validate.MARKS[1]}\n\nend\n")
