@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.interpolate import PchipInterpolator
-from scipy.optimize import isotonic_regression
+import scipy
 
 from dsim.errors import InputError
 from dsim.intervals import LEVEL, mean_interval
@@ -515,10 +514,10 @@ def fitted_frontier(
     x, y, w = _merge_equal(np.array(knots_x), np.array(knots_y), np.array(weight))
     if x.size < 2:
         return empty, empty.copy()
-    falling = np.asarray(isotonic_regression(y, weights=w, increasing=False).x, dtype=np.float64)
+    falling = np.asarray(scipy.optimize.isotonic_regression(y, weights=w, increasing=False).x, dtype=np.float64)
     x, y = _pool(x, falling, w)
     grid = np.linspace(x[0], x[-1], points)
-    line = PchipInterpolator(x, y)(grid)
+    line = scipy.interpolate.PchipInterpolator(x, y)(grid)
     # PCHIP keeps monotone data monotone up to rounding; the accumulated minimum removes the rounding.
     return np.exp(grid), np.exp(np.minimum.accumulate(line))
 

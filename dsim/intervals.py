@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+import scipy
 
 from dsim.errors import InputError
 
@@ -84,5 +84,6 @@ def mean_interval(values: npt.ArrayLike, *, level: float = LEVEL, min_seeds: int
     mean = low if low == high else float(array.mean())
     if n < min_seeds:
         return Interval(n, mean, low, high, RANGE)
-    half = 0.0 if low == high else float(stats.t.ppf(0.5 + level / 2, n - 1) * array.std(ddof=1) / np.sqrt(n))
+    # The quantile of Student's distribution: scipy.stats would take longer to import than the rest of a report.
+    half = 0.0 if low == high else float(scipy.special.stdtrit(n - 1, 0.5 + level / 2) * array.std(ddof=1) / np.sqrt(n))
     return Interval(n, mean, mean - half, mean + half, f"{100 * level:g} % t")

@@ -6,10 +6,12 @@ Facts and figures only; `PROVENANCE.md` in each data folder says where each file
 from __future__ import annotations
 
 from importlib import resources
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from dsim.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _FOLDERS = {
     "paper": (
@@ -57,6 +59,8 @@ def published(name: str) -> pd.DataFrame:
     >>> published("paper_fig6_ece_auc")["auc"].tolist()
     [0.818, 0.812, 0.864, 0.907]
     """
+    import pandas as pd
+
     if name not in TABLES:
         raise InputError(
             f"no published table '{name}'", field="published", expected=f"one of {', '.join(sorted(TABLES))}"

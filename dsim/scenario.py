@@ -54,6 +54,7 @@ from dsim.schema import (
 )
 from dsim.serve import serve
 from dsim.telemetry import Records
+from dsim.tracecache import open_trace
 from dsim.workload import ClosedLoop, OpenLoop, RequestStream
 from traces import (
     Empirical,
@@ -64,7 +65,6 @@ from traces import (
     OnOff,
     Poisson,
     Trace,
-    read_trace,
     synthetic_trace,
 )
 
@@ -86,16 +86,20 @@ DEFAULT_EDGE_FRACTION = 0.1
 # -- inputs ----------------------------------------------------------------------------------------------
 
 
+def _stamp(*names: object) -> tuple[object, ...]:
+    """What tells whether files have changed since they were opened; None for what is no file."""
+    paths = [Path(name) if isinstance(name, str) else None for name in names]
+    found = [None if path is None or not path.is_file() else path.stat() for path in paths]
+    return tuple(None if now is None else (now.st_ino, now.st_size, now.st_mtime_ns) for now in found)
+
+
 @lru_cache(maxsize=16)
-def _trace(workload: WorkloadSection) -> Trace:
-    if workload.synthetic is not None:
-        s = workload.synthetic
-        trace = synthetic_trace(s.requests, arrivals=_arrivals(s), lengths=_lengths(s, workload), seed=s.seed)
-    else:
-        trace = _read(workload)
-    if workload.window_s is not None:
-        trace = trace.window(*workload.window_s)
-    return trace
+def _trace(workload: WorkloadSection, _files: tuple[object, ...]) -> Trace:
+    if workload.synthetic is None:
+        return _read(workload, workload.window_s)
+    s = workload.synthetic
+    trace = synthetic_trace(s.requests, arrivals=_arrivals(s), lengths=_lengths(s, workload), seed=s.seed)
+    return trace if workload.window_s is None else trace.window(*workload.window_s)
 
 
 def _arrivals(s: SyntheticSection) -> Poisson | Gamma | OnOff:
@@ -106,9 +110,9 @@ def _arrivals(s: SyntheticSection) -> Poisson | Gamma | OnOff:
     return Poisson(s.rate)
 
 
-def _read(workload: WorkloadSection) -> Trace:
+def _read(workload: WorkloadSection, window: tuple[float, float] | None = None) -> Trace:
     assert workload.trace is not None
-    return read_trace(workload.trace, sort=workload.sort, drop_zero=workload.drop_zero)
+    return open_trace(workload.trace, window=window, sort=workload.sort, drop_zero=workload.drop_zero)
 
 
 def _lengths(s: SyntheticSection, workload: WorkloadSection) -> Independent | Empirical:
@@ -123,7 +127,7 @@ def _lengths(s: SyntheticSection, workload: WorkloadSection) -> Independent | Em
 
 def trace_of(scenario: Scenario) -> Trace:
     """The scenario's trace, window applied."""
-    return _trace(scenario.workload)
+    return _trace(scenario.workload, _stamp(scenario.workload.trace))
 
 
 #: Preset of scenarios that name none.
@@ -131,7 +135,7 @@ DEFAULT_PRESET = "dsv4"
 
 
 @lru_cache(maxsize=16)
-def _bank(drafter: str, bank: str | None, section: DraftsSection) -> Bank:
+def _bank(drafter: str, bank: str | None, section: DraftsSection, _files: tuple[object, ...]) -> Bank:
     if bank is not None:
         return load_bank(bank)
     if section.source != "synthetic":
@@ -142,7 +146,7 @@ def _bank(drafter: str, bank: str | None, section: DraftsSection) -> Bank:
 
 
 @lru_cache(maxsize=16)
-def _calibrated(bank: Bank, drafter: str, calibration: str) -> Bank:
+def _calibrated(bank: Bank, drafter: str, calibration: str, _files: tuple[object, ...]) -> Bank:
     plain = (1.0,) * bank.header.gamma
     chosen = plain if calibration == "none" else read_temperatures(calibration, bank.header.gamma)
     if chosen == bank.header.temperatures:
@@ -160,13 +164,19 @@ def bank_of(scenario: Scenario, drafter: str) -> Bank:
     # What does not shape a bank is left out: it could not be hashed, and would only split the cache.
     section = scenario.drafts.model_copy(update={"domains": None, "tilt": None, "gamma": 0})
     wanted = scenario.drafters[drafter]
-    bank = _bank(wanted.like or drafter, wanted.bank, section)
-    return bank if wanted.calibration in ("bank", "online") else _calibrated(bank, drafter, wanted.calibration)
+    bank = _bank(wanted.like or drafter, wanted.bank, section, _stamp(wanted.bank))
+    if wanted.calibration in ("bank", "online"):
+        return bank
+    return _calibrated(bank, drafter, wanted.calibration, _stamp(wanted.calibration))
 
 
 @lru_cache(maxsize=16)
 def _level(
-    bank: Bank, drafter: str, preset: str, to: str | tuple[tuple[str, tuple[float, ...]], ...] | None
+    bank: Bank,
+    drafter: str,
+    preset: str,
+    to: str | tuple[tuple[str, tuple[float, ...]], ...] | None,
+    _files: tuple[object, ...],
 ) -> DomainTilt:
     if isinstance(to, tuple):
         return tilt(bank, to=dict(to), name="scenario")
@@ -185,7 +195,7 @@ def level_of(scenario: Scenario, drafter: str, bank: Bank) -> DomainTilt | None:
     wanted = scenario.drafters[drafter]
     to = wanted.tilt_to
     key = tuple(sorted(to.items())) if isinstance(to, dict) else to
-    return _level(bank, wanted.like or drafter, scenario.drafts.preset or DEFAULT_PRESET, key)
+    return _level(bank, wanted.like or drafter, scenario.drafts.preset or DEFAULT_PRESET, key, _stamp(key))
 
 
 def cost_of(scenario: Scenario) -> StepCost:

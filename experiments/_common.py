@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import joblib
 import numpy as np
-import pandas as pd
 import tomli_w
 
 from dsim.errors import InputError
@@ -34,7 +33,13 @@ from dsim.schema import (
     resolve_files,
     scenario_path,
 )
+from dsim.serve import ENGINES
+from dsim.store import Store, default_store
 from dsim.sweep import Sweep
+from dsim.workers import BACKENDS
+
+if TYPE_CHECKING:  # the first run of a sweep need not wait for it
+    import pandas as pd
 
 DEFAULT_SCENARIO = "decode-node"
 #: What ``--drafts live`` runs unless ``--scenario`` says otherwise: small, because the models run for every step.
@@ -66,7 +71,8 @@ def parser(
     -------
     ArgumentParser
         Parsed options: ``scenario`` (Path), ``seeds`` and ``jobs`` (int >= 1), ``out`` (Path), ``drafts`` (a source or
-        None), ``quick`` (bool), ``overrides`` (dict of dotted scenario key to value, from ``--set``).
+        None), ``quick`` (bool), ``overrides`` (dict of dotted scenario key to value, from ``--set``), and those of
+        `add_run_options`.
     """
     made = OneLineParser(description=description)
     made.add_argument(
@@ -81,7 +87,12 @@ def parser(
     made.add_argument("--seeds", metavar="N", type=positive_int, help=f"replications (default: {default_seeds})")
     cores = joblib.cpu_count()
     made.add_argument(
-        "--jobs", metavar="N", type=positive_int, default=cores, help=f"processes (default: {cores}); live: threads"
+        "--jobs",
+        metavar="N",
+        type=positive_int,
+        action=_Given,
+        default=cores,
+        help=f"processes (default: {cores}); live: threads",
     )
     made.add_argument(
         "--out", metavar="DIR", type=Path, default=Path(out), help="folder for the results (default: %(default)s)"
@@ -101,7 +112,78 @@ def parser(
         default={},
         help="change one key of the scenario; may be repeated",
     )
+    add_run_options(made)
     return made
+
+
+def add_run_options(cli: argparse.ArgumentParser) -> None:
+    """The options that say how runs are made (`run_options`); they change nothing in the results."""
+    group = cli.add_argument_group("how runs are made (the results are the same bytes)")
+    group.add_argument(
+        "--store",
+        metavar="DIR",
+        help="folder in which the result of every run is kept, and looked for before it is made; 'none': every run is "
+        "made (default: $DSIM_STORE, or a folder of the user's cache)",
+    )
+    group.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default=BACKENDS[0],
+        help="where runs are made: by processes on this machine (loky), or on a Dask or Ray cluster (default: "
+        "%(default)s)",
+    )
+    group.add_argument("--address", metavar="HOST:PORT", help="scheduler of the Dask or Ray cluster")
+    group.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default=ENGINES[0],
+        help="compiled where possible (auto), step by step in Python (step), or compiled and an error where that is "
+        "not possible (default: %(default)s)",
+    )
+
+
+def run_options(options: argparse.Namespace, scenario: Scenario) -> dict[str, Any]:
+    """What `dsim.sweep.run` is to be told by the parsed options, after `scenario_of`.
+
+    Raises
+    ------
+    InputError
+        Options that contradict each other, or a ``--store`` that is none.
+    """
+    if options.backend == "loky":
+        if options.address is not None:
+            raise InputError("needs --backend dask or ray", field="--address", value=options.address)
+    elif options.address is None:
+        raise InputError("needs --address", field="--backend", value=options.backend, expected="HOST:PORT")
+    elif scenario.drafts.source == "live":
+        raise InputError("live drafts run in this process", field="--backend", value=options.backend, expected="loky")
+    elif getattr(options, "jobs_given", False):
+        raise InputError(
+            f"is not used with --backend {options.backend}: the cluster has the workers that it has",
+            field="--jobs",
+            value=options.jobs,
+        )
+    return {
+        "jobs": options.jobs,
+        "engine": options.engine,
+        "store": _store_of(options.store),
+        "backend": options.backend,
+        "address": options.address,
+    }
+
+
+def _store_of(given: str | None) -> Path | None:
+    folder = given or default_store()
+    if folder == "none":
+        return None
+    try:
+        return Store(folder).folder
+    except InputError as error:
+        if given is not None:
+            raise
+        # Nobody asked for it, so nobody has to do without a result.
+        print(f"results are not kept: {error}", file=sys.stderr)
+        return None
 
 
 def positive_int(text: str) -> int:
@@ -313,6 +395,8 @@ def window_table(sweep: Sweep, load: str) -> pd.DataFrame:
 
     In a closed loop the run's load is the column ``users``; ``concurrency`` is the window's own.
     """
+    import pandas as pd
+
     name = "users" if load == "concurrency" else load
     parts = [
         pd.DataFrame({"arm": row["arm"], name: row[load], "seed": row["seed"], **found})
@@ -460,11 +544,14 @@ def format_table(df: pd.DataFrame, digits: int = 4) -> str:
 
     Examples
     --------
+    >>> import pandas as pd
     >>> print(format_table(pd.DataFrame({"arm": ["a", "bb"], "ms": [1.23456, 100.0]})))
     arm     ms
     a      1.2
     bb   100.0
     """
+    import pandas as pd
+
     columns = []
     for name in df.columns:
         cells = _cells(df[name], digits)
@@ -475,6 +562,8 @@ def format_table(df: pd.DataFrame, digits: int = 4) -> str:
 
 
 def _cells(column: pd.Series, digits: int) -> list[str]:
+    import pandas as pd
+
     if pd.api.types.is_bool_dtype(column):
         return ["yes" if value else "no" for value in column]
     if not pd.api.types.is_float_dtype(column):

@@ -33,6 +33,7 @@ from experiments._common import (
     print_table,
     refuse_loads,
     run_main,
+    run_options,
     scenario_of,
     sources_note,
     staged_output,
@@ -106,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     points = grid(study, arms=[a["name"]], seeds=seeds)
     points += grid(study, arms=[b["name"]], seeds=other)
     with staged_output(args.out) as out:
-        table = run(study, points, jobs=args.jobs).table
+        table = run(study, points, **run_options(args, study)).table
         table.insert(6, "replication", [*seeds, *seeds])
         sides = [table[table["arm"] == arm["name"]] for arm in (a, b)]
         result = compare(*sides, list(METRICS), args.primary, alpha=args.alpha, unit="replication")

@@ -57,6 +57,7 @@ from experiments._common import (
     refuse_loads,
     refuse_sets,
     run_main,
+    run_options,
     scenario_of,
     sources_note,
     staged_output,
@@ -183,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     with staged_output(args.out) as out:
         if study is not None and simulated:
-            steps = simulated_steps(study, loads, every_size(profile, args), args.jobs)
+            steps = simulated_steps(study, loads, every_size(profile, args), run_options(args, study))
         elif args.steps is not None:
             steps = Steps(read_steps(args.steps), 0.0, f"file:{args.steps.name}", "none", f"Steps: {args.steps.name}.")
         else:
@@ -203,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if own.size and args.curve == "smooth":
             files["own"] = captured_profile(profile, prices, own, f"{profile.name}-own")
         if args.check and study is not None:
-            check(study, files, loads, args.jobs, out)
+            check(study, files, loads, run_options(args, study), out)
         for item in files.values():
             write_profile(item, out / f"{item.name}.csv")
         write_scenario(scenario, out / "scenario.toml")
@@ -275,13 +276,13 @@ def pooled(
     return total, spent
 
 
-def simulated_steps(study: Scenario, loads: Mapping[int, float], profile: Profile, jobs: int) -> Steps:
+def simulated_steps(study: Scenario, loads: Mapping[int, float], profile: Profile, how: dict[str, Any]) -> Steps:
     """Steps of the arm at the loads; a load's share is one of the time, so fast steps count more often."""
     (arm,) = (arm.name for arm in study.arms)
     with tempfile.TemporaryDirectory() as folder:
         study = on_profile(study, profile, Path(folder))
         cost = cost_of(study)
-        sweep = run(study, grid(study, arms=[arm], users=list(loads)), jobs=jobs, extract=steps_of)
+        sweep = run(study, grid(study, arms=[arm], users=list(loads)), extract=steps_of, **how)
     total, spent = pooled(sweep.table["concurrency"].tolist(), sweep.extracts, loads)
     load = step_load(np.arange(total.size), total)
     context = float(cost.contexts[0]) if cost.depends_on_context else None
@@ -491,7 +492,9 @@ def report(
     print("\ncapture: " + ", ".join(map(str, chosen.tolist())))
 
 
-def check(study: Scenario, files: Mapping[str, Profile], loads: Mapping[int, float], jobs: int, out: Path) -> None:
+def check(
+    study: Scenario, files: Mapping[str, Profile], loads: Mapping[int, float], how: dict[str, Any], out: Path
+) -> None:
     """Simulate the arm with the sets that were written, and compare them pair by pair."""
     if "own" not in files or "best" not in files:
         raise InputError(
@@ -501,7 +504,7 @@ def check(study: Scenario, files: Mapping[str, Profile], loads: Mapping[int, flo
     tables = {}
     for which, profile in files.items():
         other = on_profile(study, profile, out)
-        tables[which] = run(other, grid(other, arms=[arm], users=list(loads)), jobs=jobs).table
+        tables[which] = run(other, grid(other, arms=[arm], users=list(loads)), **how).table
     rows = []
     for users in loads:
         a, b = (

@@ -37,6 +37,7 @@ from experiments._common import (
     refuse_loads,
     refuse_sets,
     run_main,
+    run_options,
     scenario_of,
     sources_note,
     staged_output,
@@ -134,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         middle = sorted(loads)[:: max(1, len(loads) // 3)]
         loads = {users: loads[users] / sum(loads[n] for n in middle) for users in middle}
     with staged_output(args.out) as out:
-        table = run(scenario, grid(scenario, users=list(loads)), jobs=args.jobs).table
+        table = run(scenario, grid(scenario, users=list(loads)), **run_options(args, scenario)).table
         table["share"] = table["concurrency"].map(loads)
         found = Answer(table, loads, tuple(arm.name for arm in scenario.arms))
         by_load, overall = load_table(found), overall_table(found)

@@ -38,6 +38,7 @@ from experiments._common import (
     refuse_loads,
     refuse_sets,
     run_main,
+    run_options,
     scenario_of,
     sources_note,
     staged_output,
@@ -204,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{len(study.arms)} arms x {len(users)} loads x {study.measure.seeds} seeds = {len(points)} runs",
             flush=True,
         )
-        runs = run(study, points, jobs=args.jobs, probe=StepRegret).table
+        runs = run(study, points, probe=StepRegret, **run_options(args, study)).table
         table = headroom_table(runs, lines, confidence_table(study, lines, args.drafter))
         losses = loss_table(scenario, args.drafter, batches=20 if args.quick else 100)
         rungs = table[table["group"] == WATERFALL]

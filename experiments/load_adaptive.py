@@ -33,6 +33,7 @@ from experiments._common import (
     parser,
     print_table,
     run_main,
+    run_options,
     scenario_of,
     sources_note,
     staged_output,
@@ -96,7 +97,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     scenario = scenario_of(args)
     arms = arms_of(scenario, args.arms)
     with staged_output(args.out) as out:
-        sweep = run(scenario, grid(scenario, arms=arms), jobs=args.jobs, extract=windows_of if args.windows else None)
+        points, extract = grid(scenario, arms=arms), windows_of if args.windows else None
+        sweep = run(scenario, points, extract=extract, **run_options(args, scenario))
         report(sweep.table)
         write_csv(sweep.table[COLUMNS].astype({"n_scored": int, "steps": int}), out / "load_adaptive.csv")
         cloud = None

@@ -12,22 +12,11 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from dsim.errors import InputError
-from dsim.figures import (
-    annotate_match,
-    caption,
-    cloud_axes,
-    frontier_axes,
-    new_figure,
-    overlay_published,
-    save_figure,
-    seeds_note,
-)
-from dsim.frontier import hypervolume_ratio, matched_table, matched_text, nondominated
 from dsim.schema import Scenario
 from dsim.sweep import grid, run
 from experiments._common import (
@@ -37,6 +26,7 @@ from experiments._common import (
     refuse_loads,
     refuse_sets,
     run_main,
+    run_options,
     scenario_of,
     sources_note,
     staged_output,
@@ -46,6 +36,10 @@ from experiments._common import (
     write_scenario,
     written,
 )
+
+# What makes figures and tables is imported where that is done: the first run need not wait for it.
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLUMNS = [
     "arm",
@@ -115,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     load = "rate_scale" if args.open_loop else "concurrency"
     points = grid(scenario, arms=arms, rate_scales=scenario.load.rate_scales if args.open_loop else None)
     with staged_output(args.out) as out:
-        sweep = run(scenario, points, jobs=args.jobs, extract=windows_of if args.open_loop else None)
+        sweep = run(scenario, points, extract=windows_of if args.open_loop else None, **run_options(args, scenario))
         table = sweep.table
         if table["tps_per_user"].isna().any():
             raise InputError("tok/s/user is not defined: no scored request has two output tokens", field="workload")
@@ -132,6 +126,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def report(table: pd.DataFrame, baseline: str, load: str) -> None:
     """Means over seeds, matched comparisons, hypervolumes."""
+    from dsim.frontier import hypervolume_ratio, matched_table, matched_text
+
     print("\nmeans over seeds")
     print_table(table.groupby(["arm", load], sort=False)[_SHOWN].mean().reset_index())
     if table["arm"].nunique() < 2:
@@ -154,6 +150,8 @@ def report(table: pd.DataFrame, baseline: str, load: str) -> None:
 
 def anchors(table: pd.DataFrame, baseline: str, column: str, load: str, most: int = 5) -> list[float]:
     """Where to compare all arms: operating points of the baseline, two digits, spread over its range of loads."""
+    from dsim.frontier import nondominated
+
     means = table[table["arm"] == baseline].groupby(load, sort=True)[["tps_per_user", "throughput_tok_s_gpu"]].mean()
     values = means.loc[nondominated(means["tps_per_user"], means["throughput_tok_s_gpu"]), column].to_numpy()
     picked = values[np.unique(np.linspace(0, len(values) - 1, most + 2).round().astype(int))[1:-1]]
@@ -170,6 +168,17 @@ def draw(
     out: Path,
 ) -> None:
     """The chart: one panel, closed loop or open loop."""
+    from dsim.figures import (
+        annotate_match,
+        caption,
+        cloud_axes,
+        frontier_axes,
+        new_figure,
+        overlay_published,
+        save_figure,
+        seeds_note,
+    )
+
     kind = "" if cloud is None else ", open loop"
     fig, axes = new_figure(width=8.2, height=5.4, title=f"Throughput against speed: {scenario.name}{kind}")
     ax = axes[0, 0]
@@ -198,6 +207,8 @@ def draw(
 
 def chosen_matches(table: pd.DataFrame, arm: str, baseline: str, speeds: Sequence[float]) -> list[pd.Series]:
     """One comparison at equal speed (a column of the table) and one at equal throughput, from the same point."""
+    from dsim.frontier import matched_table
+
     pair = table[table["arm"].isin([arm, baseline])]
     at_speed = matched_table(pair, baseline, speeds=speeds, throughputs=())
     at_speed = at_speed[at_speed["n_reached"] == at_speed["n_seeds"]]

@@ -153,6 +153,7 @@ class Recorded:
     """A split with its text, what of it was recorded, and where."""
 
     prompts: str  # `prompts_hash`
+    asked: int  # how many prompts
     corpus: Corpus
     indices: list[int]
     parts: list[tuple[Path, list[int]]]
@@ -184,6 +185,8 @@ def bank_of(
         "seed": given.seed,
         "draws": given.draws,
         "prompts": split.prompts,
+        "prompts_asked": split.asked,
+        "left_out": sorted(set(range(split.asked)) - set(split.indices)),  # answers too short for replay
         "text_seed": header.seed,
         "target_fingerprint": header.fingerprint,
         "device": device_text(device),
@@ -298,7 +301,7 @@ def _recorded(
         for i in range(jobs)
         if missing[i::jobs]
     )
-    return Recorded(prompts_hash(prompts), corpus, indices, parts)
+    return Recorded(prompts_hash(prompts), count, corpus, indices, parts)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from experiments._validate import Case, RunOptions, Tables, error_summary, page,
 CASES = {
     "vllm-four-runs": "experiments._validate_vllm_runs",
     "vllm-b300-flash": "experiments._validate_b300",
+    "here": "experiments._validate_here",
 }
 
 DOCS = Path(__file__).parents[1] / "docs"

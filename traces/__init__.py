@@ -1,7 +1,7 @@
 """Request traces: readers for public formats, synthetic workloads, and the traces that are shipped."""
 
 from traces.base import PREFIX_BLOCK_TOKENS, Trace
-from traces.reader import FORMATS, read_trace, shipped_traces
+from traces.reader import FORMATS, read_trace, shipped_traces, trace_file
 from traces.rows import Rows, TraceFormat
 from traces.synthetic import (
     Empirical,
@@ -30,4 +30,5 @@ __all__ = [
     "read_trace",
     "shipped_traces",
     "synthetic_trace",
+    "trace_file",
 ]

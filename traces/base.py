@@ -118,29 +118,10 @@ class Trace:
             Seconds of this trace's clock. ``end_s`` may be infinite ("to the end") but not lie beyond the
             last arrival: a window that the trace cannot fill would be shorter than it says.
         """
-        for key, value in (("start_s", start_s), ("end_s", end_s)):
-            if not _is_number(value) or math.isnan(value):
-                raise InputError(field=key, value=value, expected="seconds")
-        if not 0.0 <= start_s < end_s:
-            raise InputError(
-                field="window", value=(start_s, end_s), expected="0 <= start_s < end_s (seconds of the trace)"
-            )
-        if self.duration_s < end_s < math.inf:
-            raise InputError(
-                f"the window ends after trace '{self.name}'",
-                field="end_s",
-                value=end_s,
-                expected=f"at most {self.duration_s!r} (the last arrival), or inf for 'to the end'",
-            )
+        check_window(start_s, end_s)
         first, last = np.searchsorted(self.arrival_s, [start_s, end_s], side="left")
-        if first == last:
-            raise InputError(
-                f"the window holds no request of trace '{self.name}'",
-                field="window",
-                value=(start_s, end_s),
-                expected=f"a window with a request (arrivals run from 0.0 to {self.duration_s!r} s)",
-            )
-        return self._cut(slice(int(first), int(last)), f"window [{start_s:g}, {end_s:g}) s")
+        check_window_fits(self.name, self.duration_s, start_s, end_s, requests=int(last - first))
+        return self._cut(slice(int(first), int(last)), window_note(start_s, end_s))
 
     def scaled(self, rate: float) -> Trace:
         """The same requests at `rate` times the arrival rate: every arrival time is divided by `rate`."""
@@ -168,6 +149,38 @@ class Trace:
             output_tokens=self.output_tokens[rows],
             prefix_blocks=None if self.prefix_blocks is None else self.prefix_blocks[rows],
         )
+
+
+def check_window(start_s: float, end_s: float) -> None:
+    """Raise InputError unless these are seconds, the first before the second."""
+    for key, value in (("start_s", start_s), ("end_s", end_s)):
+        if not _is_number(value) or math.isnan(value):
+            raise InputError(field=key, value=value, expected="seconds")
+    if not 0.0 <= start_s < end_s:
+        raise InputError(field="window", value=(start_s, end_s), expected="0 <= start_s < end_s (seconds of the trace)")
+
+
+def check_window_fits(name: str, duration_s: float, start_s: float, end_s: float, *, requests: int) -> None:
+    """Raise InputError where a window of a trace ends after its last arrival, or holds no request."""
+    if duration_s < end_s < math.inf:
+        raise InputError(
+            f"the window ends after trace '{name}'",
+            field="end_s",
+            value=end_s,
+            expected=f"at most {duration_s!r} (the last arrival), or inf for 'to the end'",
+        )
+    if requests == 0:
+        raise InputError(
+            f"the window holds no request of trace '{name}'",
+            field="window",
+            value=(start_s, end_s),
+            expected=f"a window with a request (arrivals run from 0.0 to {duration_s!r} s)",
+        )
+
+
+def window_note(start_s: float, end_s: float) -> str:
+    """What a trace's source says of the window that was cut."""
+    return f"window [{start_s:g}, {end_s:g}) s"
 
 
 def _is_number(value: object) -> bool:

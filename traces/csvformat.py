@@ -1,7 +1,6 @@
 """CSV traces with a header: three columns are read, further ones are allowed and left alone.
 
-pandas parses the whole file at once. Only if something is wrong is the file walked line by line, to say
-where.
+pandas parses a block of lines at once. Only if something is wrong is the block walked line by line, to say where.
 """
 
 from __future__ import annotations
@@ -11,15 +10,17 @@ import io
 import re
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, NoReturn
+from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn
 
 import numpy as np
-import pandas as pd
 
 from dsim.errors import InputError
 from traces.base import MAX_SECONDS, FloatArray, IntArray
 from traces.rawtext import RawText
 from traces.rows import Rows
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _LOCAL = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]*)?")
@@ -51,6 +52,8 @@ class CsvFormat:
     prompt: str
     output: str
     clock: Literal["iso", "s"]
+
+    rowwise: ClassVar[bool] = True
 
     @property
     def fields(self) -> tuple[str, str, str]:
@@ -89,6 +92,8 @@ class CsvFormat:
         )
 
     def _parse(self, text: RawText, names: list[str]) -> pd.DataFrame:
+        import pandas as pd
+
         # Number types are left to pandas and checked after: told to expect int64, it turns "True" into 1.
         return pd.read_csv(
             io.BytesIO(text.data),
@@ -196,6 +201,8 @@ def _iso_nanoseconds(values: list[str]) -> IntArray:
     # pandas alone would also take "2023", "now" or a mix of times with and without an offset.
     if not all(map(_LOCAL.fullmatch, values)) and not all(map(_ZONED.fullmatch, values)):
         raise ValueError("a time is no full date and time like the others")
+    import pandas as pd
+
     parsed = pd.DatetimeIndex(pd.to_datetime(values, format="ISO8601", utc=True))
     nanoseconds = parsed.as_unit("ns").asi8
     if (nanoseconds < 0).any():

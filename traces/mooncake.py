@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ class MooncakeFormat:
 
     name: str = "mooncake"
     fields: tuple[str, ...] = (_TIME, _PROMPT, _OUTPUT, _BLOCKS)
+
+    rowwise: ClassVar[bool] = True
 
     def names(self, text: RawText) -> list[str]:
         return list(_object(text, 1)) if text.first_line.lstrip().startswith("{") else []

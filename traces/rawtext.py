@@ -1,16 +1,21 @@
-"""Get a file's text into memory, plain or gzip (told apart by content); refuse what is no trace at all."""
+"""A file's text in blocks of whole lines, plain or gzip (told apart by content); refuse what is no trace at all."""
 
 from __future__ import annotations
 
 import gzip
-import hashlib
+import io
 import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
 from dsim.errors import InputError
+
+#: Bytes of text that are read at a time.
+BLOCK_BYTES = 1 << 21
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _UTF8_BOM = b"\xef\xbb\xbf"
@@ -20,7 +25,7 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 @dataclass(frozen=True)
 class RawText:
-    """The text of one file: UTF-8 bytes with ``\\n`` line ends, no BOM, no blank lines at the end.
+    """Lines of one file: UTF-8 bytes with ``\\n`` line ends, no BOM, no blank lines at the end.
 
     Parameters
     ----------
@@ -28,13 +33,10 @@ class RawText:
         What error messages call the file.
     data
         The bytes, at least one.
-    digest
-        First 12 hex digits of the SHA-256 of the file as it lies on disk.
     """
 
     file: str
     data: bytes = field(repr=False)
-    digest: str
 
     @cached_property
     def lines(self) -> list[bytes]:
@@ -47,7 +49,7 @@ class RawText:
 
     @property
     def first_line(self) -> str:
-        """Line 1 as text (does not split the file)."""
+        """Line 1 as text (does not split the text)."""
         end = self.data.find(b"\n")
         return self._decode(self.data if end < 0 else self.data[:end], 1)
 
@@ -58,26 +60,82 @@ class RawText:
             raise InputError(f"not UTF-8 text ({error.reason})", file=self.file, line=number) from error
 
 
-def load(path: Path | Traversable, file: str) -> RawText:
-    """Read and unpack `path`, under the name `file`.
+def blocks(path: Path | Traversable, file: str, *, seen: Callable[[bytes], object] | None = None) -> Iterator[bytes]:
+    """Read and unpack `path`, under the name `file`, in blocks of about `BLOCK_BYTES`.
+
+    Parameters
+    ----------
+    seen
+        Called with the bytes of the file as they lie on disk, piece by piece and to the last one.
+
+    Yields
+    ------
+    bytes
+        Whole lines as `RawText` has them, each block without its last line end. The first has two lines at least, if
+        the file has.
 
     Raises
     ------
     InputError
         Missing or unreadable file, damaged gzip, an empty file, a Git LFS pointer, UTF-16 text.
     """
+    pending, before = b"", True
+    for number, piece in enumerate(_pieces(path, file, seen or (lambda _data: None))):
+        data = piece if number else _without_mark(piece, file)
+        pending += data.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in data else data
+        # The last line with something on it waits: whether the blank ones behind it are the file's end is not known.
+        end = len(pending.rstrip())
+        cut = pending.rfind(b"\n", 0, end)
+        if cut < 0 or (before and pending.count(b"\n", 0, cut) < 1):
+            continue
+        before = False
+        yield pending[:cut]
+        pending = pending[cut + 1 :]
+    pending = pending.rstrip()
+    if pending:
+        yield pending
+    elif before:
+        raise InputError("the file is empty", file=file, expected="a header and at least one request")
+
+
+def _pieces(path: Path | Traversable, file: str, seen: Callable[[bytes], object]) -> Iterator[bytes]:
+    """The unpacked bytes. No piece ends between the two characters of a line end."""
     try:
-        stored = path.read_bytes()
+        with path.open("rb") as stored:
+            stream: Any = io.BufferedReader(_Watched(stored, seen), 1 << 20)
+            if stream.peek(2)[:2] == _GZIP_MAGIC:
+                stream = gzip.GzipFile(fileobj=stream)
+            # The first piece is large enough for what a file may begin with.
+            while data := stream.read(max(BLOCK_BYTES, len(_LFS_POINTER))):
+                while data.endswith(b"\r") and (more := stream.read(1)):
+                    data += more
+                yield data
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(
+            f"damaged or truncated gzip file ({error})", file=file, expected="a complete gzip file"
+        ) from error
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror or error})", file=file) from error
-    data = stored
-    if data.startswith(_GZIP_MAGIC):
-        try:
-            data = gzip.decompress(data)
-        except (EOFError, OSError, zlib.error) as error:
-            raise InputError(
-                f"damaged or truncated gzip file ({error})", file=file, expected="a complete gzip file"
-            ) from error
+
+
+class _Watched(io.RawIOBase):
+    """A binary file that shows somebody what was read from it."""
+
+    def __init__(self, stream: Any, seen: Callable[[bytes], object]) -> None:
+        self._stream, self._seen = stream, seen
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        self._seen(data)
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _without_mark(data: bytes, file: str) -> bytes:
+    """The first bytes of a file's text, without a byte order mark."""
     if data.startswith(_LFS_POINTER):
         raise InputError(
             "this is a Git LFS pointer, not the data (the repository was checked out without LFS)",
@@ -87,10 +145,4 @@ def load(path: Path | Traversable, file: str) -> RawText:
         )
     if data.startswith(_UTF16_BOMS):
         raise InputError("this is UTF-16 text", file=file, line=1, expected="UTF-8 text")
-    data = data.removeprefix(_UTF8_BOM)
-    if b"\r" in data:
-        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    data = data.rstrip()
-    if not data:
-        raise InputError("the file is empty", file=file, expected="a header and at least one request")
-    return RawText(file=file, data=data, digest=hashlib.sha256(stored).hexdigest()[:12])
+    return data.removeprefix(_UTF8_BOM)

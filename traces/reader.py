@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable, Iterator
 from importlib import resources
+from importlib.resources.abc import Traversable
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,8 +15,8 @@ from traces.azure import AZURE
 from traces.base import Trace
 from traces.burstgpt import BURSTGPT
 from traces.mooncake import MOONCAKE
-from traces.rawtext import RawText, load
-from traces.rows import TraceFormat, to_trace
+from traces.rawtext import RawText, blocks
+from traces.rows import Part, TraceFormat, to_trace
 from traces.vidur import VIDUR
 
 #: Formats in the order in which they are tried.
@@ -47,12 +51,20 @@ def shipped_traces() -> tuple[str, ...]:
     return tuple(_SHIPPED)
 
 
+def trace_file(name_or_path: str | Path) -> Path | Traversable:
+    """The file of a trace: that of a shipped one by its name, any other by its path, whether it is there or not."""
+    if isinstance(name_or_path, str) and name_or_path in _SHIPPED:
+        return resources.files("traces") / "data" / _SHIPPED[name_or_path].file
+    return Path(name_or_path)
+
+
 def read_trace(
     name_or_path: str | Path,
     *,
     format: str | TraceFormat | None = None,
     sort: bool = False,
     drop_zero: bool = False,
+    window: tuple[float, float] | None = None,
 ) -> Trace:
     """Read a shipped trace by name, or a file (plain or gzip).
 
@@ -66,6 +78,9 @@ def read_trace(
         Repair rows that go back in time by a stable sort. Without it they are an error.
     drop_zero
         Leave out rows with a length of 0 (failed requests in BurstGPT). Without it they are an error.
+    window
+        Start and end, seconds: the same as ``read_trace(...).window(*window)``, in the memory that the window needs
+        whatever the length of the file. All rows are checked.
 
     Returns
     -------
@@ -83,29 +98,61 @@ def read_trace(
     >>> len(trace), int(trace.prompt_tokens[0]), int(trace.output_tokens[0])
     (19366, 374, 44)
     """
+    path: Path | Traversable
     if isinstance(name_or_path, str) and name_or_path in _SHIPPED:
-        name = name_or_path
-        shipped = _SHIPPED[name]
-        text = load(resources.files("traces") / "data" / shipped.file, f"traces/data/{shipped.file}")
-        chosen = _choose(text, format)
-        source = shipped.source
+        name, shipped = name_or_path, _SHIPPED[name_or_path]
+        path, file = resources.files("traces") / "data" / shipped.file, f"traces/data/{shipped.file}"
     elif not isinstance(name_or_path, (str, Path)):
         raise InputError(field="trace", value=repr(name_or_path), expected="a name or a path")
     else:
-        path = Path(name_or_path)
+        path, shipped = Path(name_or_path), None
         if not path.exists():
             raise InputError(
                 "no such file",
                 file=path,
                 expected=f"a path or the name of a shipped trace: {', '.join(_SHIPPED)}",
             )
-        name = path.name
+        name, file = path.name, str(path)
         while Path(name).suffix in _SUFFIXES:
             name = Path(name).stem
-        text = load(path, str(path))
-        chosen = _choose(text, format)
-        source = f"{path.name} ({chosen.name}, sha256 {text.digest})"
-    return to_trace(chosen.rows(text), text, name=name, source=source, sort=sort, drop_zero=drop_zero)
+    digest = hashlib.sha256()
+    stream = blocks(path, file, seen=digest.update)
+    first = next(stream)
+    chosen = _choose(RawText(file, first), format)
+    unread = [chain([first], stream)]
+
+    def parts() -> Iterator[Part]:
+        return _parts(unread.pop() if unread else blocks(path, file), chosen, file)
+
+    def source() -> str:
+        if shipped is not None:
+            return shipped.source
+        return f"{path.name} ({chosen.name}, sha256 {digest.hexdigest()[:12]})"
+
+    return to_trace(parts, file=file, name=name, source=source, sort=sort, drop_zero=drop_zero, window=window)
+
+
+def _parts(stream: Iterable[bytes], format: TraceFormat, file: str) -> Iterator[Part]:
+    """The rows of a file, block by block."""
+    if not getattr(format, "rowwise", False):
+        stream = [b"\n".join(stream)]
+    # The lines up to the first row stand before every block: what the header and the first row say holds for all.
+    head, repeated, line = b"", 0, 1
+    for data in stream:
+        try:
+            rows = format.rows(RawText(file, head + data))
+        except InputError as error:
+            if error.line is None or error.line <= repeated:
+                raise
+            where = error.line - repeated - 1 + line
+            raise InputError(
+                error.message, file=file, line=where, field=error.field, value=error.value, expected=error.expected
+            ) from error
+        yield Part(rows, skip=1, line=line) if head else Part(rows, skip=0, line=rows.first_line)
+        line += data.count(b"\n") + 1
+        if not head:
+            repeated = rows.first_line
+            head = b"\n".join([*data.split(b"\n", repeated)[:repeated], b""])
 
 
 def _choose(text: RawText, format: str | TraceFormat | None) -> TraceFormat:

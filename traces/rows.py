@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dsim.errors import InputError
-from traces.base import MAX_SECONDS, MAX_TOKENS, FloatArray, IntArray, Trace
+from traces.base import (
+    MAX_SECONDS,
+    MAX_TOKENS,
+    FloatArray,
+    IntArray,
+    Trace,
+    check_window,
+    check_window_fits,
+    window_note,
+)
 from traces.rawtext import RawText
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one file as they stand there, row `i` on line ``first_line + i``; checked by `to_trace`.
+    """The rows of one text as they stand there, row `i` on line ``first_line + i``; checked by `to_trace`.
 
     Parameters
     ----------
@@ -53,6 +62,9 @@ class TraceFormat(Protocol):
         What ``read_trace(..., format=name)`` and messages call it.
     fields
         The names that a file of this format must have in its first line (column names, JSON keys).
+    rowwise
+        May be left out, and counts as False then. True: a row means the same whatever rows come after it. A large file
+        is then read in blocks: `rows` is called with the lines up to the first row and some later ones behind them.
     """
 
     @property
@@ -70,54 +82,172 @@ class TraceFormat(Protocol):
         ...
 
 
-def to_trace(
-    rows: Rows, text: RawText, *, name: str, source: str, sort: bool = False, drop_zero: bool = False
-) -> Trace:
-    """Check `rows` and make them a `Trace`.
+@dataclass(frozen=True)
+class Part:
+    """Some of a file's rows, and where they lie in it.
 
     Parameters
     ----------
+    rows
+        The rows; the first `skip` of them belong to an earlier part.
+    skip, line
+        The row `skip` stands on line `line` of the file.
+    """
+
+    rows: Rows
+    skip: int
+    line: int
+
+    def line_of(self, row: int) -> int:
+        """The file's line that a row stands on."""
+        return self.line + row - self.skip
+
+
+@dataclass
+class _Found:
+    """What a walk through the file has found: the rows to keep, and what there is to say of all of them."""
+
+    arrival: list[FloatArray] = field(default_factory=list)
+    prompt: list[IntArray] = field(default_factory=list)
+    output: list[IntArray] = field(default_factory=list)
+    blocks: list[tuple[int, ...]] | None = None
+    rows: int = 0
+    dropped: int = 0
+    unsorted: bool = False
+    origin: float = np.nan
+    earliest: float = np.inf
+    latest: float = -np.inf
+
+    @property
+    def kept(self) -> int:
+        return sum(array.size for array in self.arrival)
+
+
+def to_trace(
+    parts: Callable[[], Iterable[Part]],
+    *,
+    file: str,
+    name: str,
+    source: Callable[[], str],
+    sort: bool = False,
+    drop_zero: bool = False,
+    window: tuple[float, float] | None = None,
+) -> Trace:
+    """Check all rows of a file and make them, or those of a window, a `Trace`.
+
+    Parameters
+    ----------
+    parts
+        Goes through the file once, and again at a second call.
+    source
+        The trace's source; called when the file has been read.
     sort
         Repair rows that are out of order in time (stable sort) instead of refusing them.
     drop_zero
         Leave out rows with a length of 0 (failed requests in some logs) instead of refusing them.
+    window
+        As in `Trace.window`, which gives the same of the whole trace; only its rows are held in memory.
     """
-    if rows.arrival_s.size == 0:
-        raise InputError("the file holds no request, only a header", file=text.file, expected="at least one request")
-    _check_values(rows, text, least=0 if drop_zero else 1)
-    arrival, blocks = rows.arrival_s, rows.prefix_blocks
-    prompt, output = rows.prompt_tokens.astype(np.int64), rows.output_tokens.astype(np.int64)
-    line_of = np.arange(arrival.size) + rows.first_line
-    if drop_zero:
-        kept = (prompt > 0) & (output > 0)
-        if not kept.any():
-            raise InputError("every request has a length of 0", file=text.file, field=rows.fields[1])
-        if not kept.all():
-            source += f"; {int((~kept).sum())} of {kept.size} rows with a length of 0 left out"
-            order = np.flatnonzero(kept)
-            arrival, prompt, output, line_of = arrival[order], prompt[order], output[order], line_of[order]
-            blocks = None if blocks is None else tuple(blocks[row] for row in order)
-    back = np.flatnonzero(np.diff(arrival) < 0.0)
-    if back.size and not sort:
-        _refuse_order(rows, text, int(line_of[back[0]]), int(line_of[back[0] + 1]))
-    if back.size:
-        source += "; rows sorted by arrival"
+    if window is not None:
+        check_window(*window)
+    found = _walk(parts(), file, sort=sort, drop_zero=drop_zero, window=window)
+    if found.rows == 0:
+        raise InputError("the file holds no request, only a header", file=file, expected="at least one request")
+    if window is not None and found.earliest < found.origin:
+        # The clock starts at a row that came late: the window was looked for in the wrong place.
+        found = _walk(parts(), file, sort=sort, drop_zero=drop_zero, window=window, origin=found.earliest)
+    duration = found.latest - found.earliest
+    if duration > MAX_SECONDS:
+        raise InputError(
+            "the file spans too long a time", file=file, value=duration, expected=f"at most {MAX_SECONDS:g} seconds"
+        )
+    if window is not None:
+        check_window_fits(name, duration, *window, requests=found.kept)
+    arrival = np.concatenate(found.arrival)
+    prompt, output = np.concatenate(found.prompt), np.concatenate(found.output)
+    blocks = found.blocks
+    if found.unsorted:
         order = np.argsort(arrival, kind="stable")
         arrival, prompt, output = arrival[order], prompt[order], output[order]
-        blocks = None if blocks is None else tuple(blocks[row] for row in order)
+        blocks = None if blocks is None else [blocks[row] for row in order]
+    arrival -= found.earliest
+    notes = [
+        text
+        for text, applies in (
+            (f"{found.dropped} of {found.rows} rows with a length of 0 left out", found.dropped),
+            ("rows sorted by arrival", found.unsorted),
+            ("" if window is None else window_note(*window), window),
+        )
+        if applies
+    ]
     return Trace(
         name=name,
         kind="recorded",
-        source=source,
+        source="; ".join([source(), *notes]),
+        # Twice, as a trace and a window of it do: in floating point that is not the same as once.
         arrival_s=arrival - arrival[0],
         prompt_tokens=prompt,
         output_tokens=output,
-        prefix_blocks=blocks,
+        prefix_blocks=None if blocks is None else tuple(blocks),
     )
 
 
-def _check_values(rows: Rows, text: RawText, least: int) -> None:
+def _walk(
+    parts: Iterable[Part],
+    file: str,
+    *,
+    sort: bool,
+    drop_zero: bool,
+    window: tuple[float, float] | None,
+    origin: float | None = None,
+) -> _Found:
+    """Check every row, and keep those of the window on a clock that starts at `origin` (None: at the first row)."""
+    found, before = _Found(), None
+    fields: tuple[str, str, str] | None = None
+    for part in parts:
+        rows = part.rows
+        fields = rows.fields
+        _check_values(part, file, least=0 if drop_zero else 1)
+        index = np.arange(part.skip, rows.arrival_s.size)
+        found.rows += index.size
+        if drop_zero:
+            whole = (rows.prompt_tokens[index] > 0) & (rows.output_tokens[index] > 0)
+            found.dropped += int(np.count_nonzero(~whole))
+            index = index[whole]
+        if index.size == 0:
+            continue
+        arrival = rows.arrival_s[index]
+        last = arrival[:1] if before is None else before[0].rows.arrival_s[before[1] :][:1]
+        back = np.flatnonzero(np.diff(arrival, prepend=last) < 0.0)
+        if back.size and not sort:
+            place = int(back[0])
+            previous = (part, int(index[place - 1])) if place else before
+            assert previous is not None
+            _refuse_order(previous, (part, int(index[place])), file)
+        before = (part, int(index[-1]))
+        found.unsorted |= bool(back.size)
+        found.earliest = min(found.earliest, float(arrival.min()))
+        found.latest = max(found.latest, float(arrival.max()))
+        if np.isnan(found.origin):
+            found.origin = float(arrival[0]) if origin is None else origin
+        if window is not None:
+            clock = arrival - found.origin
+            inside = (clock >= window[0]) & (clock < window[1])
+            index, arrival = index[inside], arrival[inside]
+        found.arrival.append(arrival)
+        found.prompt.append(rows.prompt_tokens[index].astype(np.int64))
+        found.output.append(rows.output_tokens[index].astype(np.int64))
+        if rows.prefix_blocks is not None:
+            found.blocks = [] if found.blocks is None else found.blocks
+            found.blocks.extend(rows.prefix_blocks[row] for row in index)
+    if found.rows and before is None:
+        raise InputError("every request has a length of 0", file=file, field=fields[1] if fields else None)
+    return found
+
+
+def _check_values(part: Part, file: str, least: int) -> None:
     """Refuse the first row that holds a time or a length out of range (NaN fails each comparison)."""
+    rows = part.rows
     columns: list[npt.NDArray[np.generic]] = [rows.arrival_s, rows.prompt_tokens, rows.output_tokens]
     good = [np.abs(rows.arrival_s) <= MAX_SECONDS]
     for tokens in (rows.prompt_tokens, rows.output_tokens):
@@ -133,24 +263,24 @@ def _check_values(rows: Rows, text: RawText, least: int) -> None:
         if columns[which][row] == 0:
             expected += " (drop_zero=True leaves such rows out)"
     raise InputError(
-        file=text.file,
-        line=row + rows.first_line,
+        file=file,
+        line=part.line_of(row),
         field=rows.fields[which],
         value=_shown(rows, row, rows.fields[which], columns[which]),
         expected=expected,
     )
 
 
-def _refuse_order(rows: Rows, text: RawText, before: int, line: int) -> None:
-    field = rows.fields[0]
-    previous = _shown(rows, before - rows.first_line, field, rows.arrival_s)
+def _refuse_order(before: tuple[Part, int], now: tuple[Part, int], file: str) -> None:
+    lines = [part.line_of(row) for part, row in (before, now)]
+    previous, value = (_shown(part.rows, row, part.rows.fields[0], part.rows.arrival_s) for part, row in (before, now))
     raise InputError(
         "time goes backwards",
-        file=text.file,
-        line=line,
-        field=field,
-        value=_shown(rows, line - rows.first_line, field, rows.arrival_s),
-        expected=f"not before {previous!r} of line {before} (sort=True puts the rows in order)",
+        file=file,
+        line=lines[1],
+        field=now[0].rows.fields[0],
+        value=value,
+        expected=f"not before {previous!r} of line {lines[0]} (sort=True puts the rows in order)",
     )
 
 

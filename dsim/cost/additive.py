@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import lsq_linear
+import scipy
 
 from dsim.cost.points import Points, price_between, price_in_branches
 from dsim.profile import MISSING, FloatArray, IntArray
@@ -88,7 +88,9 @@ def fit_additive(points: Points) -> tuple[Additive, str | None]:
         levels, alpha_columns = levels[:0], alpha_columns[:, :0]
 
     design = np.hstack([base, theta_columns, alpha_columns])
-    found = lsq_linear(design / points.ms[:, None], np.ones(points.ms.size), bounds=(0, np.inf), method="bvls")
+    found = scipy.optimize.lsq_linear(
+        design / points.ms[:, None], np.ones(points.ms.size), bounds=(0, np.inf), method="bvls"
+    )
     increments = np.maximum(found.x, 0.0)
     theta = np.concatenate([[0.0], np.cumsum(increments[1 : knots.size])])
     alpha = np.concatenate([[0.0], np.cumsum(increments[knots.size :])]) if levels.size else np.empty(0)

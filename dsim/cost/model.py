@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-import pandas as pd
 
 from dsim.cost.points import Curve, Points
 from dsim.errors import InputError
 from dsim.profile import MISSING, FloatArray, IntArray
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @runtime_checkable
@@ -330,6 +332,8 @@ class StepModel:
         ``eager``, or ``all`` where nothing is captured), measured_ms, fitted_ms, relative_error
         (fitted / measured - 1).
         """
+        import pandas as pd
+
         rows = []
         for context, law in self._by_context():
             for i in range(law.points.tokens.size):
@@ -342,6 +346,8 @@ class StepModel:
         Columns as in `residuals`. Sizes that the others do not enclose (the ends of the captured and of the
         eager branch, the largest request count), or without which the law is not determined, are left out.
         """
+        import pandas as pd
+
         rows = []
         for context, law in self._by_context():
             for i in range(law.points.tokens.size):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import least_squares
+import scipy
 
 from dsim.cost.model import StepModel
 from dsim.cost.points import Curve, Points, price_between
@@ -305,7 +305,7 @@ def _minimize(points: Points, starts: list[FloatArray], *, saturates: bool, comp
     best: tuple[FloatArray, float] | None = None
     for start in starts:
         z0 = np.clip(start / unit, low + 1e-9, high - 1e-9)[free]
-        found = least_squares(
+        found = scipy.optimize.least_squares(
             residuals,
             z0,
             jac=jacobian,

@@ -27,9 +27,9 @@ from dsim.drafter.build import Drafter, check_target
 from dsim.drafter.drafter import FINAL
 from dsim.drafter.prompts import Prompt
 from dsim.drafter.rows import CacheRows
-from dsim.drafter.sampling import pick, rejected, residual
+from dsim.drafter.sampling import Drawn, pick, rejected, residual
 from dsim.drafter.target import Target
-from dsim.drafter.vocabulary import Vocabulary, vocabulary_of
+from dsim.drafter.vocabulary import Vocabulary, batch_vocabulary, vocabulary_of
 from dsim.drafts.calibrate import checked_temperatures
 from dsim.drafts.luck import hash64_int, uniform
 from dsim.errors import InputError
@@ -442,23 +442,13 @@ class LiveDrafts:
         anchors = self._ids([state.tokens[-1] for state in members])
         seen = self._ids([len(state.tokens) - 1 for state in members])
         vocabulary, allowed = self._batch_vocabulary(members)
-        u, laws = luck(self._draft_seed, gamma), []
-
-        def choose(index: int, probabilities: Tensor) -> Tensor:
-            if index >= gamma:
-                return torch.zeros_like(anchors)  # cut off: what stands there is not looked at
-            if allowed is not None:
-                probabilities = probabilities * allowed
-            # A softmax over the allowed tokens alone; also away with what rounding left.
-            laws.append(probabilities / probabilities.sum(dim=-1, keepdim=True))
-            return pick(laws[-1], u[:, index])
-
+        drawn = Drawn(luck(self._draft_seed, gamma), allowed)
         context = self._rows.read([self._rows[state.number] for state in members], int(seen.max()))
         with torch.autocast(device.type, dtype=self._target.head.dtype, enabled=self._autocast):
-            block = self._drafter.draft(context, anchors, seen, vocabulary, self._temperature, choose)
+            block = self._drafter.draft(context, anchors, seen, vocabulary, self._temperature, drawn)
         drafts, local = block.tokens[:, :gamma], block.local[:, :gamma]
         features, hidden = self._extend(members, torch.cat([anchors[:, None], drafts], dim=1), seen)
-        p_draft = torch.stack(laws, dim=1)
+        p_draft = drawn.laws
         u_accept, u_next = luck(self._accept_seed, gamma), luck(self._next_seed, 1)
         most = max(1, _PASS_LOGITS // ((gamma + 1) * self._target.vocab_size))
         scored = [
@@ -492,15 +482,10 @@ class LiveDrafts:
         """All that some request may draft, and [R, E] of 1 and 0: what each may (None: everything)."""
         key = tuple((state.number, state.segment) for state in members)
         if self._vocabulary is None or key != self._vocabulary_key:
-            extra = [state.prompt.extra for state in members]
-            vocabulary = vocabulary_of(self._drafter.vocabulary_head.tokens, self._target.vocab_size, torch.cat(extra))
-            allowed = None
-            if vocabulary.extra.numel():
-                allowed = torch.ones(len(members), vocabulary.size, device=self._device)
-                allowed[:, vocabulary.static :] = 0.0
-                for row, own in zip(allowed, extra, strict=True):
-                    row[vocabulary.local[own]] = 1.0
-            self._vocabulary_key, self._vocabulary = key, (vocabulary, allowed)
+            extras = [state.prompt.extra for state in members]
+            own = self._drafter.vocabulary_head.tokens
+            self._vocabulary = batch_vocabulary(own, self._target.vocab_size, extras)
+            self._vocabulary_key = key
         return self._vocabulary
 
     def _ids(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:

@@ -6,6 +6,7 @@ The target adapters that need no transformers library are made of it, and the dr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -160,6 +161,23 @@ class KvCache:
             part[:, target, :, :length] = part[:, source, :, :length]
 
 
+@dataclass(frozen=True)
+class Segment:
+    """New tokens of one cached sequence in a packed pass.
+
+    Attributes
+    ----------
+    row
+        Of the cache.
+    start, length
+        Position of the first new token, and how many there are, 1 or more.
+    """
+
+    row: int
+    start: int
+    length: int
+
+
 class Llama(nn.Module):
     """The whole model, used for inference only (its parameters are frozen)."""
 
@@ -202,6 +220,39 @@ class Llama(nn.Module):
         return _stack(kept, taps, x), self.norm(x)
 
     @torch.inference_mode()
+    def packed(
+        self, tokens: Tensor, segments: Sequence[Segment], cache: KvCache, taps: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Append tokens to some sequences of a cache, to each its own number; see `LlamaTarget.packed`."""
+        c, device = self.config, tokens.device
+        row = torch.tensor([s.row for s in segments for _ in range(s.length)], device=device)
+        at = torch.tensor([p for s in segments for p in range(s.start, s.start + s.length)], device=device)
+        cos, sin = rotary(at, c)
+        x = functional.embedding(tokens, self.embedding)
+        groups = c.num_heads // c.num_kv_heads
+        masks = [_causal(s, groups, x) for s in segments]
+        kept = {0: x}
+        for index, layer in enumerate(layers_of(self.layers)):
+            normed = layer.input_norm(x)
+            k, v = layer.keys_values(normed, cos, sin)
+            cache.k[index][row, :, at] = k
+            cache.v[index][row, :, at] = v
+            # [kv_heads, T * groups, head_dim]: the queries of a group share their keys, as in `attend`.
+            q = layer.queries(normed, cos, sin).unflatten(1, (c.num_kv_heads, groups)).transpose(0, 1).flatten(1, 2)
+            out = torch.empty_like(q)
+            first = 0
+            for s, mask in zip(segments, masks, strict=True):
+                # One sequence at a time: padding all to the longest text would cost more than the calls do.
+                last, end = first + groups * s.length, s.start + s.length
+                keys, values = cache.k[index, s.row, None, :, :end], cache.v[index, s.row, None, :, :end]
+                seen = functional.scaled_dot_product_attention(q[None, :, first:last], keys, values, attn_mask=mask)
+                out[:, first:last] = seen[0]
+                first = last
+            x = layer.finish(x, out.unflatten(1, (-1, groups)).transpose(0, 1).flatten(1))
+            kept[index + 1] = x
+        return _stack(kept, taps, x), self.norm(x)
+
+    @torch.inference_mode()
     def branch(self, tokens: Tensor, positions: Tensor, prefix: Tensor, tree: Tensor, cache: KvCache) -> Tensor:
         """Hidden states of a token tree over one cached sequence; see `dsim.drafter.target.Target.branch`."""
         cos, sin = rotary(positions, self.config)
@@ -221,6 +272,16 @@ class Llama(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., H] normed hidden states -> float32[..., V]."""
         return functional.linear(hidden.to(self.head.dtype), self.head).float()
+
+
+def _causal(segment: Segment, groups: int, like: Tensor) -> Tensor | None:
+    """What is added to the scores [length * groups, end] of a segment; None where it sees everything."""
+    if segment.length == 1:
+        return None
+    end = segment.start + segment.length
+    query = torch.arange(segment.start, end, device=like.device).repeat_interleave(groups)
+    hidden = torch.arange(end, device=like.device) > query[:, None]
+    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill(hidden, float("-inf"))
 
 
 def _stack(kept: dict[int, Tensor], taps: tuple[int, ...], x: Tensor) -> Tensor:

@@ -44,6 +44,11 @@ class CacheRows:
         """Row of a request that has one."""
         return self._held[request]
 
+    @property
+    def cache(self) -> Any:
+        """The target's cache of all rows; None before the first `place`."""
+        return self._cache
+
     def place(self, requests: Sequence[int]) -> list[int]:
         """Give every request a row (at most `most` requests); returns those that lost theirs."""
         assert len(requests) <= self.most

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -47,6 +50,102 @@ def residual(first: Tensor, second: Tensor) -> Tensor:
     left = (first - second).clamp(min=0)
     empty = left.sum(dim=-1, keepdim=True) <= 0
     return torch.where(empty, first, left)
+
+
+class Drawn:
+    """Draws drafted tokens with given uniforms, and keeps the laws that they were drawn from.
+
+    Parameters
+    ----------
+    u
+        float64[A, gamma] in [0, 1); drafts beyond gamma are not drawn (token 0 stands there).
+    allowed
+        float32[A, E] of 1 and 0: what each sequence may draft; None: everything.
+    """
+
+    def __init__(self, u: Tensor, allowed: Tensor | None) -> None:
+        self._u, self._allowed = u, allowed
+        self._laws: list[Tensor] = []
+
+    def __call__(self, k: int, probabilities: Tensor) -> Tensor:
+        """See `dsim.drafter.drafter.Choose`."""
+        if k >= self._u.shape[1]:
+            return torch.zeros(len(self._u), dtype=torch.int64, device=self._u.device)
+        if self._allowed is not None:
+            probabilities = probabilities * self._allowed
+        # A softmax over the allowed tokens alone; also away with what rounding left.
+        self._laws.append(probabilities / probabilities.sum(dim=-1, keepdim=True))
+        return pick(self._laws[-1], self._u[:, k])
+
+    @property
+    def laws(self) -> Tensor:
+        """[A, gamma, E]: laws of the drafts drawn so far."""
+        return torch.stack(self._laws, dim=1)
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """What D sequences drafted.
+
+    Attributes
+    ----------
+    tokens, local
+        int64[D, gamma]: drafted tokens, and the same as indices into the draft vocabulary.
+    laws
+        float32[D, gamma, E]: what they were drawn from.
+    vocabulary
+        int64[E]: the draft vocabulary.
+    """
+
+    tokens: Tensor
+    local: Tensor
+    laws: Tensor
+    vocabulary: Tensor
+
+
+def speculate(
+    logits: Tensor, lengths: Sequence[int], drafts: Drafts | None, u_accept: Tensor, u_next: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Speculative acceptance of the drafts that were verified, and of no others (arXiv 2211.17192, algorithm 1).
+
+    Parameters
+    ----------
+    logits
+        float32[T, V], already divided by the temperature: the target's, after the anchor and after each verified
+        draft of the first sequence, then of the second, ...; T = sum(1 + lengths).
+    lengths
+        By sequence (R of them): how many of its drafts were verified. Those of the first D sequences are `drafts`;
+        the others verify none.
+    u_accept, u_next
+        float64[D, gamma] and float64[R] in [0, 1): for the drafts, and for the token after them.
+
+    Returns
+    -------
+    accepted, following
+        int64[R]: verified drafts before the first rejection, and the token after them: from the residual where a
+        draft was rejected, from the target's law otherwise.
+    """
+    device = logits.device
+    count = torch.tensor(lengths, dtype=torch.int64, device=device)
+    first = (1 + count).cumsum(dim=0) - 1 - count
+    accepted = torch.zeros_like(count)
+    most = max(lengths, default=0)
+    if drafts is not None and most:
+        drafting, k = len(drafts.tokens), torch.arange(most, device=device)
+        inside = k < count[:drafting, None]
+        row = torch.where(inside, first[:drafting, None] + k, 0)
+        log_z = torch.logsumexp(logits, dim=-1)
+        p_target = torch.exp(logits[row, drafts.tokens[:, :most]] - log_z[row])
+        p_draft = drafts.laws[:, :most].gather(2, drafts.local[:, :most, None]).squeeze(2)
+        follows = inside & ~rejected(p_draft, p_target, u_accept[:, :most])
+        accepted[:drafting] = follows.long().cumprod(dim=1).sum(dim=1)
+    law = torch.softmax(logits[first + accepted], dim=-1)
+    cut = torch.nonzero(accepted < count).squeeze(1)
+    if drafts is not None and len(cut):
+        wide = torch.zeros_like(law[: len(cut)])
+        wide[:, drafts.vocabulary] = drafts.laws[cut, accepted[cut]]
+        law[cut] = residual(law[cut], wide)
+    return accepted, pick(law, u_next)
 
 
 def couple(

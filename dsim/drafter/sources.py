@@ -10,15 +10,17 @@ from pathlib import Path
 
 import torch
 
+from dsim.drafter import smollm2
 from dsim.drafter.build import Drafter, read_drafter
 from dsim.drafter.drafter import FINAL, KINDS, DrafterConfig
 from dsim.drafter.live import LiveDrafts
 from dsim.drafter.prompts import Prompt, generate_prompts
 from dsim.drafter.target import Target
-from dsim.drafter.targets import load_target, pick_device
+from dsim.drafter.targets import device_text, load_target, pick_device
 from dsim.drafter.train import new_drafter
 from dsim.drafts.calibrate import read_temperatures
 from dsim.errors import InputError
+from dsim.files import file_digest
 
 #: Prompts that scenarios ask: generated ones of the evaluation split, all domains in turn.
 PROMPTS = 192
@@ -93,6 +95,32 @@ def open_live(
     front, _, last = drafts.label.rpartition(":")
     drafts.label = ":".join([front, *marks, last])
     return drafts
+
+
+def live_identity(*, target: str, device: str, weights: str | None) -> dict[str, str] | None:
+    """What live drafting depends on beside its code, in words and digests; None where that cannot be known.
+
+    The arguments are those of `open_live`. A target that a hub serves by name is what cannot be known.
+    """
+    found = {
+        "device": device_text(pick_device(device)),
+        "torch": torch.__version__,
+        "threads": str(torch.get_num_threads()),
+        "weights": "untrained",
+        "target": target,
+    }
+    if weights is not None:
+        with _weights_file(weights, "") as path:
+            found["weights"] = file_digest(path)
+    if target == "smollm2":
+        found["target"] = file_digest(smollm2.model_path())
+    elif target != "tiny":
+        folder = Path(target.removeprefix("hf:"))
+        if not folder.is_dir():
+            return None
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        found["target"] = ",".join(f"{path.relative_to(folder)}={file_digest(path)}" for path in files)
+    return found
 
 
 def _all(temperatures: tuple[float, ...], drafter: Drafter) -> tuple[float, ...]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dsim.drafter.llama import KvCache, Llama, LlamaConfig
+from dsim.drafter.llama import KvCache, Llama, LlamaConfig, Segment
 
 
 class Tokenizer(Protocol):
@@ -164,6 +164,30 @@ class LlamaTarget:
     ) -> tuple[Tensor, Tensor]:
         """See `Target.extend`."""
         features, hidden = self.model.extend(tokens, cache, start, taps)
+        return features, hidden
+
+    def packed(
+        self, tokens: Tensor, segments: Sequence[Segment], cache: KvCache, taps: tuple[int, ...] = ()
+    ) -> tuple[Tensor, Tensor]:
+        """Append tokens to cached sequences, another number to each, without padding.
+
+        Parameters
+        ----------
+        tokens
+            int64[T]: the new tokens of the segments, one after the other.
+        segments
+            Where they go; no row twice.
+        cache
+            Rows of which some are continued; the others stay as they are.
+        taps
+            As in `Target.extend`.
+
+        Returns
+        -------
+        features, hidden
+            [T, len(taps), H] and [T, H] (after the final norm).
+        """
+        features, hidden = self.model.packed(tokens, segments, cache, taps)
         return features, hidden
 
     def branch(self, tokens: Tensor, positions: Tensor, prefix: Tensor, tree: Tensor, cache: KvCache) -> Tensor:

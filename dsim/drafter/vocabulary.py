@@ -6,6 +6,7 @@ the acceptance probability is bounded by the target's mass inside; the prompt's 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,3 +92,28 @@ def vocabulary_of(tokens: Tensor, vocab_size: int, prompt: Tensor | None = None)
         tokens = torch.cat([tokens, extra])
     local[local < 0] = tokens.numel()
     return Vocabulary(tokens, static, local)
+
+
+def batch_vocabulary(tokens: Tensor, vocab_size: int, extras: Sequence[Tensor]) -> tuple[Vocabulary, Tensor | None]:
+    """The vocabulary of several sequences that draft together, and which of it each may draft.
+
+    Parameters
+    ----------
+    tokens, vocab_size
+        As in `vocabulary_of`.
+    extras
+        By sequence: int64[n], the tokens of its prompt that lie outside `tokens`.
+
+    Returns
+    -------
+    vocabulary, allowed
+        All that some sequence may draft; float32[R, E] of 1 and 0, or None where each may draft all of it.
+    """
+    vocabulary = vocabulary_of(tokens, vocab_size, torch.cat(list(extras)))
+    if not vocabulary.extra.numel():
+        return vocabulary, None
+    allowed = torch.ones(len(extras), vocabulary.size, device=tokens.device)
+    allowed[:, vocabulary.static :] = 0.0
+    for row, own in zip(allowed, extras, strict=True):
+        row[vocabulary.local[own]] = 1.0
+    return vocabulary, allowed

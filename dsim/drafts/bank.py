@@ -358,6 +358,11 @@ def shipped_banks() -> tuple[str, ...]:
     return tuple(sorted(item.name[:-4] for item in items if item.name.endswith(".npz")))
 
 
+def shipped_bank_file(name: str) -> Traversable:
+    """Where the bank of that name comes with dsim, whether there is one or not."""
+    return _shipped_folder() / f"{name}.npz"
+
+
 def _shipped_folder() -> Traversable:
     return resources.files("dsim") / "data" / "banks"
 
@@ -377,7 +382,7 @@ def load_bank(name_or_path: str | Path) -> Bank:
     if text not in known:
         expected = f"one of {', '.join(known) or '(none is shipped)'}, or the path of a bank's .npz file"
         raise InputError("unknown bank", field="bank", value=text, expected=expected)
-    with resources.as_file(_shipped_folder() / f"{text}.npz") as path:
+    with resources.as_file(shipped_bank_file(text)) as path:
         return read_bank(path)
 
 

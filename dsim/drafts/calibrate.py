@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit
 
 from dsim.drafts.bank import Bank, recalibrated
 from dsim.drafts.reliability import RELIABILITY_BINS, auc, bin_gaps, ece, visited_rows
 from dsim.errors import InputError
 from dsim.files import replacing
+from dsim.sigmoid import expit
 from dsim.strictjson import load_json, need_object
 
 Float32Array = npt.NDArray[np.float32]

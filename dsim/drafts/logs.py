@@ -32,12 +32,12 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import logit
 
 from dsim.drafts.bank import Bank, BankHeader, make_bank
 from dsim.drafts.luck import hash64, uniform
 from dsim.drafts.online import OnlineSts
 from dsim.errors import InputError
+from dsim.sigmoid import logit
 from dsim.strictjson import need_object, parse_json
 
 FloatArray = npt.NDArray[np.float64]

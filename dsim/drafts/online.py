@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit
 
 from dsim.drafts.calibrate import BOUNDS, checked_temperatures, need
 from dsim.drafts.source import DraftSource
 from dsim.errors import InputError
+from dsim.sigmoid import expit
 
 Float32Array = npt.NDArray[np.float32]
 FloatArray = npt.NDArray[np.float64]

@@ -23,12 +23,12 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from scipy.special import expit, logit
 
 from dsim.drafts.synthetic import SyntheticSpec, by_position
 from dsim.drafts.tilt import check_curve
 from dsim.errors import InputError
 from dsim.published import published
+from dsim.sigmoid import expit, logit
 from dsim.strictjson import load_json
 
 PRESETS = ("dsv4", "qwen3-4b", "dsv4-flash-0731")

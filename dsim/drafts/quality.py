@@ -27,13 +27,13 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import brentq
-from scipy.special import expit
+import scipy
 
 from dsim.drafts.bank import Bank
 from dsim.drafts.reliability import weighted_auc, weighted_ece
 from dsim.drafts.tilt import MAX_TILT, DomainTilt, Tilt, alpha_table, shifted, tilted_bank, visit_weights
 from dsim.errors import InputError
+from dsim.sigmoid import expit
 
 Float32Array = npt.NDArray[np.float32]
 FloatArray = npt.NDArray[np.float64]
@@ -242,7 +242,9 @@ def ece_shift(bank: Bank, tilt: Tilt | DomainTilt | None, gamma: int, wanted: fl
             value=wanted,
             expected=f"more than {low:.4f}, what it is without a shift, and less than {high:.4f}",
         )
-    return float(brentq(lambda share: error(share * end) - wanted, 0.0, 1.0, xtol=1e-6, maxiter=60)) * end
+    return (
+        float(scipy.optimize.brentq(lambda share: error(share * end) - wanted, 0.0, 1.0, xtol=1e-6, maxiter=60)) * end
+    )
 
 
 def _blocks(bank: Bank, tilt: Tilt | DomainTilt | None, gamma: int) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import rankdata
+import scipy
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -29,7 +29,7 @@ def auc(scores: npt.NDArray[np.floating[Any]], labels: npt.NDArray[np.bool_]) ->
     negative = labels.size - positive
     if positive == 0 or negative == 0:
         return float("nan")
-    ranks = rankdata(scores)
+    ranks = scipy.stats.rankdata(scores)
     return float((ranks[labels].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 

@@ -29,13 +29,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import scipy
-from scipy.optimize import brentq
-from scipy.signal import lfilter
-from scipy.special import expit, logit
 
 from dsim.drafts.bank import Bank, BankHeader, cached_bank, make_bank
 from dsim.drafts.reliability import auc, ece, visited_rows
 from dsim.errors import InputError
+from dsim.sigmoid import expit, logit
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -201,7 +199,7 @@ def _draw(spec: SyntheticSpec, domain: int) -> _Latents:
     phi = spec.autocorrelation
     # Stationary start: the first value has the long-run variance 1, the innovations sqrt(1 - phi^2).
     innovation[:, 1:] *= np.sqrt(1 - phi**2)
-    text = lfilter([1.0], [1.0, -phi], innovation, axis=1)
+    text = scipy.signal.lfilter([1.0], [1.0, -phi], innovation, axis=1)
     windows = np.lib.stride_tricks.sliding_window_view(text[:, 1:], gamma, axis=1)[:, :length]
     rest = 1 - spec.request_share - spec.text_share
     x = np.sqrt(spec.text_share) * windows + np.sqrt(spec.request_share) * request
@@ -385,7 +383,7 @@ def _reach(
     """The argument in [low, high] at which `value` is `wanted`; an end of the range if that is within `slack`."""
     first, last = value(low), value(high)
     if (first - wanted) * (last - wanted) < 0:
-        return float(brentq(lambda t: value(t) - wanted, low, high, xtol=1e-3, maxiter=40))
+        return float(scipy.optimize.brentq(lambda t: value(t) - wanted, low, high, xtol=1e-3, maxiter=40))
     best, reached = (low, first) if abs(first - wanted) <= abs(last - wanted) else (high, last)
     if abs(reached - wanted) > slack:
         between = f"between {min(first, last):.3f} and {max(first, last):.3f}"

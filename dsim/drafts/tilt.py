@@ -29,13 +29,13 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import brentq
-from scipy.special import expit, logit
+import scipy
 
 from dsim.drafts.bank import Bank
 from dsim.drafts.luck import BITS, block_luck
 from dsim.errors import InputError
 from dsim.files import cache_dir
+from dsim.sigmoid import expit, logit
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -391,7 +391,7 @@ def _root(gap: Callable[[float], float], wanted: float, field: str, what: str) -
         raise InputError(f"no shift reaches this {what}", field=field, value=float(f"{wanted:.6g}"), expected=between)
     if gap(0.0) == 0:
         return 0.0
-    return float(brentq(gap, -MAX_TILT, MAX_TILT, xtol=1e-13, rtol=1e-14, maxiter=200))
+    return float(scipy.optimize.brentq(gap, -MAX_TILT, MAX_TILT, xtol=1e-13, rtol=1e-14, maxiter=200))
 
 
 def expected_acceptance(bank: Bank, tilt: Tilt | DomainTilt | None = None) -> dict[str, tuple[float, ...]]:

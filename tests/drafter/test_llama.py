@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsim.drafter.llama import Llama, LlamaConfig
+from dsim.drafter.llama import Llama, LlamaConfig, Segment
 
 CONFIG = LlamaConfig(
     vocab_size=50,
@@ -229,3 +229,52 @@ def test_logits_are_float32_in_any_precision() -> None:
     hidden = one_pass(model, torch.arange(4)[None])[1]
     assert hidden.dtype == torch.bfloat16
     assert model.logits(hidden).dtype == torch.float32
+
+
+# -- packed: another number of tokens for every sequence ----------------------------------------------------
+
+
+@pytest.mark.parametrize(("heads", "kv"), [(6, 2), (6, 1), (4, 4)])
+def test_a_packed_pass_is_one_pass_over_each_sequence(heads: int, kv: int, tokens: Tensor) -> None:
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=48, num_layers=3, num_heads=heads, num_kv_heads=kv, ffn_size=80, norm_eps=1e-4
+    )
+    model = random_llama(config)
+    cache = model.new_cache(4, LENGTH)
+    # Rows out of order, one left out; a prompt from its start, one token, and a block over what stood there.
+    segments = [Segment(3, 0, 7), Segment(0, 6, 1), Segment(2, 4, 5)]
+    texts = {3: tokens[0], 0: tokens[1], 2: tokens[2]}
+    model.extend(tokens[1:2, :6], cache.rows(0, 1), zeros(1), ())
+    model.extend(torch.cat([tokens[2:, :4], tokens[:1, 4:]], dim=1), cache.rows(2, 3), zeros(1), ())
+    new = torch.cat([texts[s.row][s.start : s.start + s.length] for s in segments])
+    features, hidden = model.packed(new, segments, cache, (0, 2))
+    first = 0
+    for s in segments:
+        alone, state = one_pass(model, texts[s.row][None, : s.start + s.length], (0, 2))
+        assert close(hidden[first : first + s.length], state[0, s.start :])
+        assert close(features[first : first + s.length], alone[0, s.start :])
+        first += s.length
+    assert first == len(hidden)
+    assert not cache.k[:, 1].any()
+
+
+def test_what_a_packed_pass_writes_is_what_extend_writes(model: Llama, tokens: Tensor) -> None:
+    packed, padded = model.new_cache(3, LENGTH), model.new_cache(3, LENGTH)
+    model.packed(tokens.flatten(), [Segment(row, 0, LENGTH) for row in range(3)], packed, ())
+    model.extend(tokens, padded, zeros(3), ())
+    assert close(packed.k, padded.k)
+    assert close(packed.v, padded.v)
+
+
+def test_no_token_of_a_packed_pass_sees_a_later_one(model: Llama, tokens: Tensor) -> None:
+    def states(text: Tensor) -> Tensor:
+        cache = model.new_cache(2, LENGTH)
+        segments = [Segment(0, 0, LENGTH), Segment(1, 0, LENGTH)]
+        return model.packed(torch.cat([text, tokens[1]]), segments, cache, ())[1]
+
+    other = tokens[0].clone()
+    other[6:] = (other[6:] + 1) % CONFIG.vocab_size
+    one, two = states(tokens[0]), states(other)
+    assert close(one[:6], two[:6])
+    assert not close(one[6:LENGTH], two[6:LENGTH], 1e-2)
+    assert close(one[LENGTH:], two[LENGTH:])

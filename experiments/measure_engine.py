@@ -1,0 +1,711 @@
+"""How fast is a real speculative-decoding engine on this machine, at which load, under which policy?
+
+Runs drafter and target (dsim.drafter.engine) in closed loops: every policy at every load, in rounds. Between the runs
+it times single steps of given sizes and makes a profile of them, so that what the machine does over the hours is in
+both. `python experiments/validate.py --case here` then predicts the runs from the profile and a recorded bank.
+
+A pilot profile, timed first, is what the policies are told that steps cost. The work is kept piece by piece below the
+output folder: a run that was broken off goes on where it was, and more --rounds can be added later.
+
+Example: python experiments/measure_engine.py --drafter results/train_drafter/dspark-markov/drafter.safetensors \\
+             --bank results/record_banks/dspark.npz
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from tqdm import tqdm
+
+from dsim.cost import fit
+from dsim.drafter.build import Drafter, drafter_hash, read_drafter
+from dsim.drafter.engine import PARTS, Engine, EngineOptions, EngineRequest, serve_closed_loop
+from dsim.drafter.prompts import DOMAINS, Prompt, generate_prompts, prompts_hash
+from dsim.drafter.target import LlamaTarget
+from dsim.drafter.targets import load_target
+from dsim.drafter.timing import EngineBench, Pass, Size, batch_sizes, profile_sizes, samples_of
+from dsim.drafts import Bank, load_bank, write_bank
+from dsim.drafts.calibrate import read_temperatures
+from dsim.errors import InputError
+from dsim.files import replacing
+from dsim.plotstyle import INK, SOFT, arm_styles, caption, legend, new_figure, save_figure, style
+from dsim.policy import load_policy
+from dsim.prices import ArmPrices, DraftCost
+from dsim.profile import SAMPLE_KINDS, Profile, write_profile
+from dsim.telemetry import REQUEST_COLUMNS, STEP_COLUMNS, Records
+from experiments._common import OneLineParser, positive_int, print_table, run_main, staged_output, write_csv, written
+from experiments._engine_runs import (
+    Measured,
+    Prices,
+    bank_of_prompts,
+    engine_config,
+    fitted_host,
+    read_measured,
+    records_from,
+    run_row,
+    table_of,
+)
+
+POLICIES = ("none", "fixed:k=1", "fixed:k=3", "fixed:k=7", "threshold", "dspark", "vllm-adaptive")
+#: Prompt seed of the evaluation split, as in `record_banks.py`.
+PROMPT_SEED = 0
+#: Passes of each size in the pilot profile; the first one is cold.
+PILOT_PASSES = 3
+_CLOCKS: dict[str, Callable[[], int]] = {"wall": time.perf_counter_ns, "cpu": time.process_time_ns}
+
+
+def options() -> argparse.ArgumentParser:
+    """Command line of the script."""
+    cli = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cli.add_argument("--drafter", metavar="FILE", type=Path, required=True, help="a drafter file for the target")
+    cli.add_argument("--target", choices=("smollm2", "tiny"), default="smollm2", help="default: %(default)s")
+    cli.add_argument(
+        "--bank",
+        metavar="FILE",
+        help="a bank of the same drafter, recorded on the same prompts by record_banks.py (or the name of a shipped "
+        "one): its part goes with the measurement, for validate.py",
+    )
+    cli.add_argument(
+        "--temperatures",
+        metavar="FILE.json",
+        help="temperatures of the confidences (default: the bank's; without one the drafter file's)",
+    )
+    cli.add_argument("--rounds", type=positive_int, default=3, metavar="N", help="default: %(default)s")
+    cli.add_argument(
+        "--users", type=_numbers, default=(1, 2, 4, 8, 16), metavar="N,N", help="loads (default: 1,2,4,8,16)"
+    )
+    cli.add_argument(
+        "--policies", nargs="+", default=list(POLICIES), metavar="SPEC", help=f"default: {' '.join(POLICIES)}"
+    )
+    cli.add_argument(
+        "--requests", type=positive_int, default=24, metavar="N", help="a run, at least (default: %(default)s)"
+    )
+    cli.add_argument(
+        "--per-user", type=positive_int, default=3, metavar="N", help="requests a user, at least (default: %(default)s)"
+    )
+    cli.add_argument(
+        "--max-tokens", type=positive_int, default=128, metavar="N", help="answers are cut (default: %(default)s)"
+    )
+    cli.add_argument(
+        "--prefill-chunk",
+        type=positive_int,
+        default=128,
+        metavar="N",
+        help="prompt tokens a step (default: %(default)s)",
+    )
+    cli.add_argument(
+        "--passes", type=positive_int, default=2, metavar="N", help="of each size a round (default: %(default)s)"
+    )
+    cli.add_argument("--temperature", type=float, metavar="T", help="of target and drafts (default: the drafter's own)")
+    cli.add_argument("--threads", type=positive_int, default=1, metavar="N", help="of PyTorch (default: %(default)s)")
+    cli.add_argument(
+        "--clock",
+        choices=tuple(_CLOCKS),
+        default="wall",
+        help="wall, or cpu: this process's time, for a machine that others use too; one thread only (default: wall)",
+    )
+    cli.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampling (default: %(default)s)")
+    cli.add_argument(
+        "--same-texts",
+        action="store_true",
+        help="every round samples the same texts again: its steps are the same, its times the machine's alone. Without "
+        "it a round samples texts of its own for the same prompts",
+    )
+    cli.add_argument("--name", metavar="NAME", help="of the profile (default: here-TARGET)")
+    cli.add_argument(
+        "--out", type=Path, metavar="DIR", default=Path("results/measure_engine"), help="default: %(default)s"
+    )
+    cli.add_argument("--quick", action="store_true", help="a small measurement, to see whether it works")
+    return cli
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 1 or list(found) != sorted(set(found)):
+        raise argparse.ArgumentTypeError(f"got '{text}', expected ascending integers >= 1 with commas between")
+    return found
+
+
+# -- what is measured ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All that a measurement needs, opened.
+
+    Attributes
+    ----------
+    measured
+        What measurement.json will say.
+    target, drafter
+        The models.
+    prompts, requests
+        Of the largest run.
+    sizes
+        Of a profile.
+    bank
+        The part of the bank that is about the prompts; None without --bank.
+    """
+
+    measured: Measured
+    target: LlamaTarget
+    drafter: Drafter
+    prompts: tuple[Prompt, ...]
+    requests: tuple[EngineRequest, ...]
+    sizes: tuple[Size, ...]
+    bank: Bank | None
+
+    @property
+    def options(self) -> EngineOptions:
+        """Of an engine for the runs."""
+        measured = self.measured
+        return EngineOptions(
+            max_requests=measured.users[-1],
+            max_prompt=max(len(request.prompt) for request in self.requests),
+            max_tokens=measured.max_tokens,
+            prefill_chunk=measured.prefill_chunk,
+            temperature=measured.temperature,
+            seed=measured.seed,
+        )
+
+    @property
+    def clock(self) -> Callable[[], int]:
+        return _CLOCKS[self.measured.clock]
+
+    def runs(self, number: int) -> list[tuple[str, int]]:
+        """Policies and users of a round, in an order of its own."""
+        cells = [(arm, users) for users in self.measured.users for arm in self.measured.arms]
+        random = np.random.Generator(np.random.Philox(key=[self.measured.seed, number]))
+        return [cells[i] for i in random.permutation(len(cells))]
+
+
+def plan_of(given: argparse.Namespace) -> Plan:
+    """Open everything that the command line names, and refuse what does not fit together."""
+    if given.seed < 0:
+        raise InputError(field="--seed", value=given.seed, expected="an integer >= 0")
+    if given.clock == "cpu" and given.threads > 1:
+        raise InputError("sums the time of all threads", field="--clock", value="cpu", expected="wall, or --threads 1")
+    if len(set(given.policies)) < len(given.policies):
+        raise InputError(field="--policies", value=" ".join(given.policies), expected="each policy once")
+    if given.quick:
+        given = argparse.Namespace(**{**vars(given), **_quick(given)})
+    target = load_target(given.target)
+    assert isinstance(target, LlamaTarget)
+    drafter, about = read_drafter(given.drafter, target)
+    gamma = drafter.config.gamma
+    for spec in given.policies:
+        policy = load_policy(spec)
+        if policy.traits.clairvoyant:
+            raise InputError("no real engine can run it", field="--policies", value=spec)
+        if policy.traits.needs_gamma > gamma:
+            raise InputError(f"needs longer blocks than {gamma}", field="--policies", value=spec)
+    count = max(given.requests, given.per_user * given.users[-1])
+    if count < given.users[-1]:
+        raise InputError(field="--requests", value=given.requests, expected=f"at least the users, {given.users[-1]}")
+    prompts = tuple(generate_prompts(count, seed=PROMPT_SEED, split="evaluation"))
+    domains = [DOMAINS.index(prompt.domain) for prompt in prompts]
+    asked = (tuple(target.tokenizer.chat(prompt.text)) for prompt in prompts)
+    requests = tuple(
+        EngineRequest(i, tokens, domain) for i, (tokens, domain) in enumerate(zip(asked, domains, strict=True))
+    )
+    lengths = [len(request.prompt) for request in requests]
+    digest = drafter_hash(drafter)
+    opened = None if given.bank is None else load_bank(given.bank)
+    temperatures = about.temperatures if opened is None else opened.header.temperatures
+    if given.temperatures is not None:
+        temperatures = read_temperatures(given.temperatures, gamma)
+    bank = None if opened is None else _own_bank(opened, given.bank, prompts, digest, temperatures)
+    contexts = (max(2, min(lengths)), max(lengths) + given.max_tokens)
+    batches = batch_sizes(given.users, gamma, given.prefill_chunk)
+    sizes = profile_sizes(
+        batches,
+        gamma,
+        contexts=contexts,
+        usual=round(float(np.mean(lengths)) + given.max_tokens / 2),
+        prompts=_prompt_sizes(lengths, given.prefill_chunk),
+    )
+    measured = Measured(
+        profile=given.name or f"here-{given.target}",
+        target=target.name,
+        drafter=f"{drafter.config.kind} {digest}",
+        gamma=gamma,
+        temperature=drafter.config.temperature if given.temperature is None else given.temperature,
+        temperatures=tuple(temperatures),
+        arms=tuple(given.policies),
+        users=given.users,
+        requests=given.requests,
+        per_user=given.per_user,
+        max_tokens=given.max_tokens,
+        prefill_chunk=given.prefill_chunk,
+        prompts=prompts_hash(prompts),
+        contexts=contexts,
+        passes=given.passes,
+        seed=given.seed,
+        same_texts=given.same_texts,
+        threads=given.threads,
+        clock=given.clock,
+        rounds=given.rounds,
+        about=_about(),
+    )
+    return Plan(measured, target, drafter, prompts, requests, tuple(sizes), bank)
+
+
+def _quick(given: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "rounds": min(given.rounds, 2),
+        "users": tuple(dict.fromkeys((given.users[0], min(given.users[-1], 4)))),
+        "requests": min(given.requests, 6),
+        "per_user": min(given.per_user, 2),
+        "max_tokens": min(given.max_tokens, 32),
+        "policies": [spec for spec in given.policies if spec in ("none", "fixed:k=1", "dspark")] or given.policies[:2],
+        "prefill_chunk": min(given.prefill_chunk, 64),
+        "passes": 1,
+    }
+
+
+def _prompt_sizes(lengths: Sequence[int], chunk: int) -> list[int]:
+    """Prompts to time: around the shortest, usual and longest one, and no longer than a chunk."""
+    low, high = min(lengths), min(max(lengths), chunk)
+    sizes = {max(1, low // 2), min(low, chunk), min(round(float(np.mean(lengths))), chunk), high}
+    return sorted({*sizes, chunk} if chunk <= 2 * high else sizes)
+
+
+def _own_bank(bank: Bank, name: str, prompts: Sequence[Prompt], digest: str, temperatures: Sequence[float]) -> Bank:
+    try:
+        notes = json.loads(bank.header.notes)
+        asked, found = int(notes["prompts_asked"]), notes["drafter_hash"]
+    except (ValueError, TypeError, KeyError):
+        asked, found = len(prompts), digest  # `bank_of_prompts` says what is missing
+    if found != digest:
+        raise InputError("is of another drafter", file=name, field="drafter_hash", value=found, expected=digest)
+    whole = generate_prompts(asked, seed=PROMPT_SEED, split="evaluation")
+    try:
+        return bank_of_prompts(bank, [prompt.domain for prompt in prompts], prompts_hash(whole), temperatures)
+    except InputError as error:
+        raise InputError(
+            error.message, file=name, field=error.field, value=error.value, expected=error.expected
+        ) from None
+
+
+def _about() -> dict[str, str]:
+    """The machine and the versions, in words; no names of hosts."""
+    names = ("dspark-sim", "torch", "numpy")
+    processor = platform.processor() or platform.machine()
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        processor = found[1] if found else processor
+    except OSError:
+        pass
+    return {
+        "processor": f"{processor}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        **{name: version(name) for name in names},
+    }
+
+
+# -- the work, piece by piece ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Timed passes, and the run that came after them (the pilot has none)."""
+
+    passes: tuple[Pass, ...]
+    arm: str = ""
+    users: int = 0
+    records: Records | None = None
+    parts: dict[str, np.ndarray] | None = None
+
+
+def write_piece(piece: Piece, path: Path) -> None:
+    """One ``.npz`` without pickles, written whole or not at all."""
+    sizes = [
+        (SAMPLE_KINDS.index(one.size.kind), one.size.context, one.size.requests, one.size.tokens, *one.ns)
+        for one in piece.passes
+    ]
+    arrays: dict[str, Any] = {
+        "passes": np.array(sizes, dtype=np.int64).reshape(-1, 4 + len(PARTS)),
+        "run": np.frombuffer(json.dumps({"arm": piece.arm, "users": piece.users}).encode(), dtype=np.uint8),
+    }
+    if piece.records is not None and piece.parts is not None:
+        arrays["steps"] = table_of(piece.records.steps, STEP_COLUMNS)
+        arrays["requests"] = table_of(piece.records.requests, REQUEST_COLUMNS)
+        arrays["parts"] = table_of(piece.parts, PARTS)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as part, part.open("wb") as stream:
+        np.savez_compressed(stream, **arrays)
+
+
+def read_piece(path: Path) -> Piece:
+    """The inverse of `write_piece`."""
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        said = json.loads(arrays["run"].tobytes())
+        passes = tuple(
+            Pass(Size(SAMPLE_KINDS[kind], context, requests, tokens), tuple(ns))
+            for kind, context, requests, tokens, *ns in arrays["passes"].tolist()
+        )
+        if "steps" not in arrays:
+            return Piece(passes, said["arm"], said["users"])
+        parts = {name: arrays["parts"][:, i] for i, name in enumerate(PARTS)}
+        return Piece(passes, said["arm"], said["users"], records_from(arrays["steps"], arrays["requests"]), parts)
+    except (OSError, ValueError, KeyError, EOFError) as error:
+        raise InputError(f"is no piece of a measurement ({error}); remove it", file=path) from None
+
+
+def passes_of(plan: Plan, number: int, copies: int) -> list[Size]:
+    """The passes of a round: every size so many times, in an order of its own."""
+    random = np.random.Generator(np.random.Philox(key=[plan.measured.seed + 1, number + 1]))
+    return [plan.sizes[i] for _ in range(copies) for i in random.permutation(len(plan.sizes)).tolist()]
+
+
+def measure(plan: Plan, parts: Path) -> None:
+    """Do what is missing below `parts`: the pilot, then passes and runs in turns."""
+    measured = plan.measured
+    runs = len(plan.runs(0))
+    files = {
+        (number, turn): parts / f"round-{number:02d}-{turn:03d}.npz"
+        for number in range(measured.rounds)
+        for turn in range(runs)
+    }
+    pilot = parts / "pilot.npz"
+    missing = [key for key, file in files.items() if not file.is_file()]
+    if not missing and pilot.is_file():
+        return
+    torch.set_num_threads(measured.threads)
+    bench = EngineBench(plan.target, plan.drafter, plan.options, plan.sizes, plan.requests, clock=plan.clock)
+    if not pilot.is_file():
+        write_piece(Piece(_timed(bench, passes_of(plan, -1, PILOT_PASSES), 0, "pilot profile")), pilot)
+    prices = arm_prices(plan, read_piece(pilot).passes)
+    with tqdm(total=len(files), initial=len(files) - len(missing), unit="run", smoothing=0.1) as bar:
+        for number, turn in missing:
+            sizes = passes_of(plan, number, measured.passes)
+            # The turns share the round's passes.
+            own = sizes[turn * len(sizes) // runs : (turn + 1) * len(sizes) // runs]
+            arm, users = plan.runs(number)[turn]
+            bar.set_description(f"round {number + 1} of {measured.rounds}, {arm}, {users} users")
+            passes = _timed(bench, own, 1 + number * runs + turn)
+            write_piece(replace(run_of(plan, arm, users, number, prices, bar), passes=passes), files[number, turn])
+            bar.update()
+
+
+def _timed(bench: EngineBench, sizes: Sequence[Size], number: int, show: str = "") -> tuple[Pass, ...]:
+    random = np.random.default_rng(number)
+    return tuple(bench.time(size, random) for size in tqdm(sizes, desc=show, unit="pass", disable=not show))
+
+
+def arm_prices(plan: Plan, passes: Sequence[Pass]) -> ArmPrices:
+    """What the policies are told: the pilot's prices."""
+    measured = plan.measured
+    cost = fit(profile_of(plan, passes), "additive")
+    host = fitted_host(host_table([(0, passes)]))
+    config = engine_config(measured.users[-1], measured.gamma, measured.prefill_chunk, host)
+    return ArmPrices(cost, config, measured.gamma, DraftCost(), measured.users[-1])
+
+
+def run_of(plan: Plan, arm: str, users: int, number: int, prices: ArmPrices, bar: tqdm[Any]) -> Piece:
+    """One closed-loop run. The policy ``none`` runs without a drafter."""
+    measured = plan.measured
+    options = replace(plan.options, max_requests=users, seed=measured.seed + (0 if measured.same_texts else number))
+    engine = Engine(
+        plan.target,
+        None if arm == "none" else plan.drafter,
+        policy=load_policy(arm),
+        prices=prices,
+        options=options,
+        temperatures=() if arm == "none" else measured.temperatures,
+        clock=plan.clock,
+    )
+    done, shown = 0, time.monotonic()
+
+    def progress(tokens: int) -> None:
+        nonlocal done, shown
+        done += tokens
+        if time.monotonic() - shown > 1.0:
+            shown = time.monotonic()
+            bar.set_postfix(tokens=done)
+
+    run = serve_closed_loop(engine, plan.requests[: measured.count(users)], users, progress=progress)
+    return Piece((), arm, users, run.records, run.parts)
+
+
+# -- what comes of it ------------------------------------------------------------------------------------
+
+
+def profile_of(plan: Plan, passes: Sequence[Pass]) -> Profile:
+    """The passes as a profile."""
+    measured, about = plan.measured, plan.measured.about
+    return Profile(
+        name=measured.profile,
+        hardware=about["processor"],
+        gpus=1,
+        model=f"{measured.target} with a {measured.drafter.partition(' ')[0]} drafter of {measured.gamma} tokens",
+        engine=f"dsim.drafter.engine, float32, torch {about['torch']}, {measured.threads} thread(s)",
+        captured_sizes=np.empty(0, dtype=np.int64),
+        capture_limit=0,
+        source="experiments/measure_engine.py",
+        license="figures only (facts, not copyrightable)",
+        kind="measured",
+        samples=samples_of(passes),
+        notes=f"{measured.clock} clock; passes timed between the runs of a measurement, spread over its rounds. "
+        "Verify: the target's pass with sampling, at the shortest and the longest text of the runs. Draft: one pass "
+        "for the block. Prefill: a prompt alone, whose tokens but the last run no LM head.",
+    )
+
+
+def host_table(rounds: Iterable[tuple[int, Sequence[Pass]]]) -> pd.DataFrame:
+    """Host time of the passes with requests in decode: round, requests, ms."""
+    rows = [
+        {"round": number, "requests": one.size.requests, "ms": one.ms("plan", "rest")}
+        for number, passes in rounds
+        for one in passes
+        if one.size.kind != "prefill"
+    ]
+    return pd.DataFrame(rows)
+
+
+def passes_table(passes: Sequence[Pass]) -> pd.DataFrame:
+    """A row a size: how many passes, median, quartiles and mean of the warm ones, and the spread."""
+    samples = samples_of(passes)
+    table = pd.DataFrame(
+        {name: getattr(samples, name) for name in ("kind", "context_tokens", "requests", "tokens", "ms", "repeat")}
+    )
+    rows = []
+    for size, found in table.groupby(["kind", "context_tokens", "requests", "tokens"], sort=False):
+        ms = found.sort_values("repeat")["ms"].to_numpy()
+        warm = ms[1:] if ms.size >= 3 else ms
+        low, middle, high = np.percentile(warm, (25, 50, 75))
+        rows.append(
+            dict(zip(("kind", "context", "requests", "tokens"), size, strict=True))
+            | {"passes": warm.size, "median_ms": middle, "q1_ms": low, "q3_ms": high, "mean_ms": warm.mean()}
+            | {"iqr_share": (high - low) / middle}
+        )
+    return pd.DataFrame(rows).replace({"context": {-1: 0}})
+
+
+def results(plan: Plan, parts: Path) -> dict[str, Any]:
+    """Profile and tables from the pieces of all rounds."""
+    measured = plan.measured
+    pieces = {
+        number: [read_piece(parts / f"round-{number:02d}-{turn:03d}.npz") for turn in range(len(plan.runs(number)))]
+        for number in range(measured.rounds)
+    }
+    by_round = [(number, [one for piece in found for one in piece.passes]) for number, found in pieces.items()]
+    passes = [one for _, found in by_round for one in found]
+    profile, host = profile_of(plan, passes), host_table(by_round)
+    prices = Prices.of(profile, fitted_host(host))
+    runs, requests = [], []
+    for number, found in pieces.items():
+        for piece in sorted(found, key=lambda one: (one.users, measured.arms.index(one.arm))):
+            assert piece.records is not None
+            assert piece.parts is not None
+            who = {"round": number, "arm": piece.arm, "users": piece.users}
+            runs.append(who | run_row(piece.records, piece.parts) | _time_ratio(prices, piece, measured.prefill_chunk))
+            requests.append(_request_rows(plan, piece).assign(**who))
+    drift = pd.DataFrame([{"round": number, **_drift(found, passes)} for number, found in by_round])
+    return {
+        "profile": profile,
+        "host": host,
+        "passes": passes_table(passes),
+        "runs": pd.DataFrame(runs),
+        "requests": pd.concat(requests, ignore_index=True),
+        "drift": drift,
+    }
+
+
+def _time_ratio(prices: Prices, piece: Piece, chunk: int) -> dict[str, float]:
+    """Measured time of the run's steps over what the profile says that they cost, one by one."""
+    assert piece.records is not None
+    steps, prompts = piece.records.steps, piece.records.requests["prompt_tokens"]
+    share = float(prices.equivalents(prompts, chunk).sum() / prompts.sum())
+    priced = prices.step_ms(steps, share, drafting=piece.arm != "none")
+    return {"time_ratio": float(steps["step_ns"].sum() * 1e-6 / priced.sum())}
+
+
+def _request_rows(plan: Plan, piece: Piece) -> pd.DataFrame:
+    assert piece.records is not None
+    table = piece.records.requests
+    first, last, output = table["first_ns"], table["finish_ns"], table["output_tokens"]
+    return pd.DataFrame(
+        {
+            "request": np.arange(first.size),
+            "domain": [plan.prompts[i].domain for i in range(first.size)],
+            "prompt_tokens": table["prompt_tokens"],
+            "output_tokens": output,
+            "ttft_ms": (first - table["arrival_ns"]) * 1e-6,
+            "tpot_ms": np.where(output > 1, (last - first) * 1e-6 / np.maximum(output - 1, 1), np.nan),
+        }
+    )
+
+
+def _drift(mine: Sequence[Pass], everything: Sequence[Pass]) -> dict[str, float]:
+    """The round's passes against those of all rounds, size by size: the median ratio."""
+    rounds, whole = passes_table(mine), passes_table(everything)
+    both = rounds.merge(whole, on=["kind", "context", "requests", "tokens"], suffixes=("", "_all"))
+    return {"passes": float(len(mine)), "ratio": float((both["median_ms"] / both["median_ms_all"]).median())}
+
+
+def repeatability(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row a cell: means over the rounds, and half the range of the rounds as a share of the mean.
+
+    ``machine`` is that of the time ratio: the time of the same work.
+    """
+    rows = []
+    for (arm, users), found in runs.groupby(["arm", "users"], sort=False):
+        row: dict[str, Any] = {"arm": arm, "users": users, "rounds": len(found)}
+        for name in ("throughput_tok_s", "tps_per_user", "accepted_length", "verification_budget", "time_ratio"):
+            row[name] = found[name].mean()
+            row[f"{name}_half_range"] = (found[name].max() - found[name].min()) / 2 / found[name].mean()
+        rows.append(row)
+    return pd.DataFrame(rows).rename(columns={"time_ratio_half_range": "machine"})
+
+
+# -- the figure ------------------------------------------------------------------------------------------
+
+
+@style()
+def draw(profile_table: pd.DataFrame, cells: pd.DataFrame, measured: Measured, folder: Path) -> None:
+    """Throughput against tok/s/user of the runs, their accepted length, and what a step costs."""
+    fig, axes = new_figure(
+        2, width=11.0, height=4.8, title="A real engine on this machine: what it gave, and what a step costs"
+    )
+    caption(
+        fig,
+        f"{measured.target}, {measured.drafter.partition(' ')[0]} drafter, gamma {measured.gamma}, T = "
+        f"{measured.temperature:g}, {measured.threads} thread(s), {measured.clock} clock: closed loops of "
+        f"{', '.join(map(str, measured.users))} users, mean of {measured.rounds} round(s), bars: all rounds. Right: "
+        f"median passes, bars: quartiles; texts of {measured.contexts[0]} (hollow) and {measured.contexts[1]} tokens.",
+    )
+    _draw_runs(axes[0, 0], cells, measured)
+    _draw_steps(axes[0, 1], profile_table, measured)
+    save_figure(fig, folder, "measure_engine")
+
+
+def _draw_runs(ax: Axes, cells: pd.DataFrame, measured: Measured) -> None:
+    looks = arm_styles(measured.arms)
+    for arm in measured.arms:
+        rows = cells[cells["arm"] == arm].sort_values("users")
+        x, y = rows["tps_per_user"].to_numpy(), rows["throughput_tok_s"].to_numpy()
+        look = looks[arm]
+        ax.errorbar(
+            x, y, xerr=x * rows["tps_per_user_half_range"], yerr=y * rows["throughput_tok_s_half_range"],
+            color=look.color, marker=look.marker, linestyle=look.linestyle, linewidth=1.3, markersize=5,
+            elinewidth=0.8, label=arm,
+        )  # fmt: skip
+    ax.set_xlabel("tok/s/user (1 / median TPOT)")
+    ax.set_ylabel("throughput, tok/s")
+    ax.set_xlim(left=0)
+    ax.set_ylim(bottom=0)
+    ax.set_title(f"Runs: {measured.users[0]} (right) to {measured.users[-1]} users (left)")
+    legend(ax, "best")
+
+
+def _draw_steps(ax: Axes, table: pd.DataFrame, measured: Measured) -> None:
+    verify = table[table["kind"] == "verify"]
+    batches = sorted(verify["requests"].unique())
+    for index, batch in enumerate(batches):
+        shade = 0.15 + 0.65 * index / max(1, len(batches) - 1)
+        for context in measured.contexts:
+            rows = verify[(verify["requests"] == batch) & (verify["context"] == context)].sort_values("tokens")
+            middle = rows["median_ms"].to_numpy()
+            longest = context == measured.contexts[1]
+            ax.errorbar(
+                rows["tokens"], middle, yerr=(middle - rows["q1_ms"], rows["q3_ms"] - middle), color=str(0.85 - shade),
+                marker="o", markersize=3.5, markerfacecolor=str(0.85 - shade) if longest else "white", linewidth=1.0,
+                elinewidth=0.7, label=f"verify, {batch} requests" if longest else None,
+            )  # fmt: skip
+    draft = table[table["kind"] == "draft"].sort_values("requests")
+    ax.plot(
+        draft["requests"], draft["median_ms"], color="#D55E00", marker="s", markersize=4, label="draft, by requests"
+    )
+    prompts = table[table["kind"] == "prefill"].sort_values("tokens")
+    ax.plot(prompts["tokens"], prompts["median_ms"], color="#0072B2", marker="^", markersize=4, label="a prompt alone")
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_formatter(lambda value, _position: f"{value:g}")
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel("tokens in the pass (drafts: requests)")
+    ax.set_ylabel("ms")
+    ax.set_title("What a step costs")
+    ax.tick_params(colors=INK)
+    ax.spines[["top", "right"]].set_color(SOFT)
+    legend(ax, "upper left")
+
+
+# -- main ------------------------------------------------------------------------------------------------
+
+
+def check_resume(plan: Plan, file: Path) -> None:
+    """Refuse to go on with a measurement that was begun otherwise."""
+    if not file.is_file():
+        return
+    before = read_measured(file)
+    for item in fields(Measured):
+        ours, theirs = getattr(plan.measured, item.name), getattr(before, item.name)
+        if item.name not in ("rounds", "about") and ours != theirs:
+            raise InputError(
+                "a measurement of other settings is there",
+                file=file.parent,
+                field=item.name,
+                value=theirs,
+                expected=f"{ours}, or another --out",
+            )
+    for name in ("processor", "torch"):
+        if plan.measured.about[name] != before.about.get(name):
+            raise InputError(
+                "a measurement of another machine is there",
+                file=file.parent,
+                field=name,
+                value=before.about.get(name),
+                expected=f"{plan.measured.about[name]}, or another --out",
+            )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure what is missing; profile, tables, figure."""
+    given = options().parse_args(argv)
+    plan = plan_of(given)
+    out: Path = given.out
+    parts = out / "parts"
+    check_resume(plan, parts / "measurement.json")
+    parts.mkdir(parents=True, exist_ok=True)
+    plan.measured.write(parts / "measurement.json")
+    measure(plan, parts)
+    found = results(plan, parts)
+    cells = repeatability(found["runs"])
+    with staged_output(out) as stage:
+        write_profile(found["profile"], stage / f"{plan.measured.profile}.csv")
+        for name in ("host", "passes", "runs", "requests", "drift"):
+            write_csv(found[name], stage / f"{name}.csv")
+        write_csv(cells, stage / "cells.csv")
+        if plan.bank is not None:
+            write_bank(plan.bank, stage / "bank.npz")
+        draw(found["passes"], cells, plan.measured, stage)
+        plan.measured.write(stage / "measurement.json")
+        written(stage)
+    print("\nThe runs, mean over the rounds; machine: half the range of the time of the same steps")
+    shown = ["arm", "users", "rounds", "throughput_tok_s", "throughput_tok_s_half_range", "tps_per_user"]
+    print_table(cells[[*shown, "accepted_length", "verification_budget", "time_ratio", "machine"]])
+    print("\nThe rounds: passes against those of all rounds, size by size")
+    print_table(found["drift"])
+
+
+if __name__ == "__main__":
+    run_main(main)
