@@ -151,7 +151,15 @@ class _Study:
 _TURN = threading.Lock()
 
 
-def _attempt(study: _Study, point: Point) -> Outcome:
+def _attempt(study: _Study, point: Point) -> Outcome | InputError:
+    """The run, or why there is none. As a value, because not every backend brings an error home as it was."""
+    try:
+        return _agreed(study, point)
+    except InputError as error:
+        return error
+
+
+def _agreed(study: _Study, point: Point) -> Outcome:
     with _TURN:
         known = study.identities.get((point.arm, point.users is None))
         if known is not None:
@@ -297,7 +305,7 @@ def _runs(
                 pool.submit(_wake)
         efforts = dict(zip(missing, _efforts(study, [points[i] for i in missing]), strict=True))
         order = sorted(missing, key=lambda i: (-efforts[i], i))
-        made = ((i, _attempt(study, points[i])) for i in order) if pool is None else _drive(pool, study, points, order)
+        made = ((i, _agreed(study, points[i])) for i in order) if pool is None else _drive(pool, study, points, order)
         with _Progress(efforts, len(points), show=progress) as bar:
             for i, outcome in made:
                 bar.done(i)
@@ -341,6 +349,8 @@ def _drive(
                     ) from error
                 suspects.append(i)
             else:
+                if isinstance(outcome, InputError):
+                    raise outcome
                 yield i, outcome
 
 
