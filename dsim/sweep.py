@@ -215,6 +215,7 @@ def _arm_identity(study: _Study, point: Point) -> dict[str, str]:
 
 def _identified(study: _Study, points: Sequence[Point]) -> _Study:
     known: dict[tuple[str, bool], dict[str, str]] = {}
+    unknown: dict[str, list[str]] = {}
     for kind, point in {(point.arm, point.users is None): point for point in points}.items():
         try:
             known[kind] = _arm_identity(study, point) | {
@@ -222,7 +223,9 @@ def _identified(study: _Study, points: Sequence[Point]) -> _Study:
                 "probe": callable_identity(study.probe, "probe"),
             }
         except UnknowableError as error:
-            print(f"not kept: arm '{point.arm}': {error}", file=sys.stderr)
+            unknown.setdefault(str(error), []).append(point.arm)
+    for reason, arms in unknown.items():
+        print(f"not kept: {', '.join(arms)} ({reason})", file=sys.stderr)
     return _Study(study.scenario, study.cost, study.extract, study.probe, study.engine, known)
 
 

@@ -4,7 +4,8 @@
 
     measurement.json   what was run, on what
     NAME.csv, .toml    the profile (see `dsim.profile`); NAME is in measurement.json
-    host.csv           host time of the profile's passes
+    passes.csv         the profile's passes by size: medians, spread, and what they take at the machine's usual speed
+    host.csv           host time of the passes
     runs.csv           a row a run
     requests.csv       a row a request of a run
     bank.npz           recorded drafts at the prompts of the runs (where --bank was given)
@@ -22,7 +23,8 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import nnls
 
-from dsim.cost import StepModel, fit
+from dsim.cost import Additive, Points, StepModel
+from dsim.cost.points import Curve
 from dsim.drafts import Bank, make_bank, read_bank
 from dsim.drafts.bank import BankHeader
 from dsim.errors import InputError
@@ -168,19 +170,55 @@ class Prices:
     prefill_ms: FloatArray
 
     @classmethod
-    def of(cls, profile: Profile, host: HostCost, *, statistic: str = "median") -> Prices:
-        """From a profile.
+    def of(cls, passes: pd.DataFrame, name: str, host: HostCost, *, statistic: str = "usual_ms") -> Prices:
+        """From the table of a profile's passes (passes.csv).
 
         Parameters
         ----------
+        passes
+            A row a size: kind, context, requests, tokens, and milliseconds.
+        name
+            Of the profile.
         statistic
-            ``median`` of the warm passes of a size, or their ``mean``.
+            The column that is the price: ``usual_ms``, ``median_ms`` or ``mean_ms``.
+
+        Raises
+        ------
+        InputError
+            It lacks passes of a kind, or a second context.
         """
-        used = profile if statistic == "median" else _averaged(profile)
-        cost = fit(used, "additive")
-        if cost.prefill is None or cost.draft is None:
-            raise InputError("lacks prefill or draft samples", file=profile.name, field="kind")
-        return cls(cost, host, cost.prefill.sizes.astype(np.float64), cost.prefill.ms)
+        kinds = dict(list(passes.groupby("kind")))
+        contexts = np.unique(passes["context"][passes["kind"] == "verify"]).astype(np.int64)
+        for kind, enough in (
+            ("verify", contexts.size == 2),
+            ("draft", "draft" in kinds),
+            ("prefill", "prefill" in kinds),
+        ):
+            if not enough:
+                expected = "two contexts" if kind == "verify" else "at least one"
+                raise InputError("lacks passes", file=name, field="kind", value=kind, expected=expected)
+        laws = []
+        for context in contexts.tolist():
+            here = kinds["verify"][kinds["verify"]["context"] == context].sort_values(["tokens", "requests"])
+            columns = (here[name].to_numpy(dtype=np.int64) for name in ("tokens", "requests"))
+            laws.append(free_additive(Points(*columns, here[statistic].to_numpy(), 0)))
+        curves = {}
+        for kind, by in (("draft", "requests"), ("prefill", "tokens")):
+            ordered = kinds[kind].sort_values(by)
+            curves[kind] = Curve(ordered[by].to_numpy(dtype=np.int64), ordered[statistic].to_numpy(), stepped=False)
+        cost = StepModel(
+            label=f"measured:{name}:additive",
+            gpus=1,
+            captured_sizes=np.empty(0, dtype=np.int64),
+            capture_limit=0,
+            contexts=contexts,
+            fits=tuple(laws),
+            draft=curves["draft"],
+            prefill=curves["prefill"],
+            draft_included=False,
+            allow_extrapolation=False,
+        )
+        return cls(cost, host, curves["prefill"].sizes.astype(np.float64), curves["prefill"].ms)
 
     def verify_ms(self, requests: float, tokens: FloatArray, context: float) -> FloatArray:
         """Milliseconds of passes with so many verified tokens (not whole ones are between their neighbors)."""
@@ -193,7 +231,8 @@ class Prices:
         """int64[N]: verified tokens that cost as much as prompts of so many tokens, a chunk of them a step."""
         middle = float(self.cost.contexts.mean())
         sizes = np.arange(1, chunk + 1)
-        table = self.verify_ms(1, sizes.astype(np.float64), middle)
+        # Where fewer tokens take longer, as many count as the same time buys.
+        table = np.minimum.accumulate(self.verify_ms(1, sizes.astype(np.float64), middle)[::-1])[::-1]
         shortest, ms = self.prefill_tokens[0], np.interp(sizes, self.prefill_tokens, self.prefill_ms)
         found = np.interp(ms, table, sizes)
         # Shorter than the shortest timed: in proportion.
@@ -230,10 +269,29 @@ class Prices:
         low, high = (float(value) for value in self.cost.contexts[[0, -1]])
         share = min(max((context - low) / (high - low), 0.0), 1.0)
         first, last = (law.points for law in (self.cost.fits[0], self.cost.fits[-1]))
-        law = self.cost.fits[0].refit(replace(first, ms=(1 - share) * first.ms + share * last.ms))
-        if law is None:
-            raise InputError("does not tell requests from tokens", file=self.cost.label, field="tokens, requests")
+        law = free_additive(replace(first, ms=(1 - share) * first.ms + share * last.ms))
         return replace(self.cost, contexts=np.array([round(context)]), fits=(law,))
+
+    def scaled(self, factor: float) -> Prices:
+        """The prices of a machine that takes so much longer for everything."""
+        cost, host = self.cost, self.host
+        laws = [
+            replace(
+                law,
+                points=replace(law.points, ms=factor * law.points.ms),
+                theta=factor * law.theta,
+                alpha=factor * law.alpha,
+            )
+            for law in cost.fits
+            if isinstance(law, Additive)
+        ]
+        draft = cost.draft if cost.draft is None else replace(cost.draft, ms=factor * cost.draft.ms)
+        return Prices(
+            replace(cost, fits=tuple(laws), draft=draft),
+            replace(host, base_ms=factor * host.base_ms, per_request_ms=factor * host.per_request_ms),
+            self.prefill_tokens,
+            factor * self.prefill_ms,
+        )
 
 
 def mean_context(prompts: IntArray, output: IntArray) -> float:
@@ -241,22 +299,24 @@ def mean_context(prompts: IntArray, output: IntArray) -> float:
     return float((output * (prompts + output / 2)).sum() / output.sum())
 
 
-def _averaged(profile: Profile) -> Profile:
-    """The profile with one sample a size: the mean of its warm passes."""
-    samples = profile.samples
-    table = pd.DataFrame({name: getattr(samples, name) for name in ("kind", "tokens", "requests", "context_tokens")})
-    table["ms"], table["repeat"] = samples.ms, samples.repeat
-    sizes = ["kind", "tokens", "requests", "context_tokens"]
-    several = table.groupby(sizes)["repeat"].transform("size") >= 3
-    first = table.groupby(sizes)["repeat"].transform("min")
-    warm = table[~several | (table["repeat"] > first)]
-    means = warm.groupby(sizes, sort=False)["ms"].mean().reset_index()
-    columns = {name: means[name].to_numpy() for name in sizes}
-    columns["kind"] = columns["kind"].astype(str)
-    count = len(means)
-    return replace(
-        profile, samples=replace(samples, **columns, ms=means["ms"].to_numpy(), repeat=np.zeros(count, dtype=np.int64))
-    )
+def free_additive(points: Points) -> Additive:
+    """Milliseconds of a pass = theta(tokens) + alpha(requests), by least squares of the relative errors.
+
+    Unlike `dsim.cost.additive` it may fall: with few rows, matrix products on a CPU take another way at some sizes, and
+    a pass over three tokens takes longer than one over four.
+
+    Raises
+    ------
+    InputError
+        Batches share no token counts, so that requests and tokens cannot be told apart.
+    """
+    knots, token = np.unique(points.tokens, return_inverse=True)
+    batches, request = np.unique(points.requests, return_inverse=True)
+    design = np.hstack([np.eye(knots.size)[token], np.eye(batches.size)[request][:, 1:]])
+    found, _, rank, _ = np.linalg.lstsq(design / points.ms[:, None], np.ones(points.ms.size), rcond=None)
+    if rank < design.shape[1]:
+        raise InputError("does not tell requests from tokens", file="profile", field="verify", value=len(points.ms))
+    return Additive(points, 0.0, knots, found[: knots.size], batches, np.concatenate([[0.0], found[knots.size :]]))
 
 
 def fitted_host(host: pd.DataFrame) -> HostCost:
@@ -264,8 +324,9 @@ def fitted_host(host: pd.DataFrame) -> HostCost:
     medians = host.groupby("requests")["ms"].median()
     batches, ms = medians.index.to_numpy(dtype=np.float64), medians.to_numpy()
     design = np.stack([np.ones(batches.size), batches], axis=1)[:, : min(2, batches.size)]
-    # Relative errors: a small batch's overhead counts as much as a large one's.
-    constants = [*nnls(design / ms[:, None], np.ones(batches.size))[0].tolist(), 0.0]
+    # Relative errors: a small batch's overhead counts as much as a large one's. (A coarse clock may read 0.)
+    weights = 1 / np.maximum(ms, 1e-3)
+    constants = [*nnls(design * weights[:, None], ms * weights)[0].tolist(), 0.0]
     return HostCost(base_ms=constants[0], per_request_ms=constants[1], power=1.0)
 
 
@@ -346,7 +407,7 @@ def bank_of_prompts(bank: Bank, domains: Sequence[str], prompts: str, temperatur
     """
     try:
         notes = json.loads(bank.header.notes)
-        asked, draws, left_out = notes["prompts_asked"], notes["draws"], set(notes["left_out"])
+        asked, draws, left_out = int(notes["prompts_asked"]), int(notes["draws"]), set(notes["left_out"])
     except (ValueError, TypeError, KeyError):
         raise InputError(
             "does not say which prompts it was recorded on",
@@ -422,19 +483,24 @@ class Measurement:
     ----------
     folder, measured, profile, bank
         Where; what was run; the profile; recorded drafts, None where there are none.
-    host
-        requests, ms: host time of the passes.
-    runs, requests
+    passes, host, runs, requests
         The tables of those names.
     """
 
     folder: Path
     measured: Measured
     profile: Profile
+    passes: pd.DataFrame
     host: pd.DataFrame
     runs: pd.DataFrame
     requests: pd.DataFrame
     bank: Bank | None
+
+    def drift(self, arm: str, users: int, number: int) -> float:
+        """How slow the machine was while a run ran, by the passes timed between its steps (1: as usual)."""
+        rows = self.runs
+        mine = rows[(rows["arm"] == arm) & (rows["users"] == users) & (rows["round"] == number)]
+        return float(mine["drift"].iloc[0])
 
 
 def open_measurement(folder: Path) -> Measurement:
@@ -448,8 +514,9 @@ def open_measurement(folder: Path) -> Measurement:
     measured = read_measured(folder / "measurement.json")
     tables = {}
     for name, columns in (
+        ("passes", ("kind", "context", "requests", "tokens", "usual_ms", "median_ms", "mean_ms")),
         ("host", ("round", "requests", "ms")),
-        ("runs", ("round", "arm", "users", "time_ratio", *METRICS)),
+        ("runs", ("round", "arm", "users", "drift", "time_ratio", *METRICS)),
         ("requests", ("round", "arm", "users", "request", "prompt_tokens", "output_tokens")),
     ):
         file = folder / f"{name}.csv"

@@ -94,18 +94,19 @@ class Variant:
     whole_prompts: bool = False  # a prompt's token at the price of a verified one
     free_prompts: bool = False  # prompts of one token
     domains: bool = False  # drafts of any text of the prompt's domain
+    statistic: str = "usual_ms"  # what a pass of the profile costs; with another one no run has a drift of its own
     short: bool = False  # texts at the shortest profiled length
-    means: bool = False  # mean passes, not median ones
 
 
 FULL = Variant("full", "nothing")
 ABLATIONS = (
+    Variant("steady", "the machine's drift (medians of all hours)", statistic="median_ms"),
     Variant("no-host", "host time", prices=lambda prices: replace(prices, host=HostCost())),
     Variant("short-texts", "the length of the texts (all as short as the shortest)", short=True),
     Variant("whole-prompts", "the lower price of a prompt's tokens", whole_prompts=True),
     Variant("free-prompts", "prompts in the steps", free_prompts=True),
     Variant("domains", "the run's own prompts (drafts of any text of the domain)", domains=True),
-    Variant("means", "medians (passes priced at their means)", means=True),
+    Variant("means", "the machine's drift, and medians (means of all hours)", statistic="mean_ms"),
 )
 
 
@@ -148,7 +149,9 @@ def predict(found: Measurement, cell: Cell, variant: Variant = FULL, *, draws: i
     """
     measured = found.measured
     host = fitted_host(found.host)
-    prices = variant.prices(Prices.of(found.profile, host, statistic="mean" if variant.means else "median"))
+    prices = variant.prices(Prices.of(found.passes, found.profile.name, host, statistic=variant.statistic))
+    if variant.statistic == "usual_ms":
+        prices = prices.scaled(found.drift(cell.arm, cell.users, cell.round))
     rows = found.requests
     rows = rows[(rows["arm"] == cell.arm) & (rows["users"] == cell.users) & (rows["round"] == cell.round)]
     prompts, output = (rows[name].to_numpy(dtype=np.int64) for name in ("prompt_tokens", "output_tokens"))
@@ -343,7 +346,7 @@ def draw_case(tables: Tables, folder: Path, stem: str) -> None:
         fig,
         f"{said['target']}, {said['drafter'].partition(' ')[0]} drafter, gamma {said['gamma']}, on "
         f"{said['processor']}, {said['threads']} thread(s). Filled with bars: measured, mean and range of "
-        f"{said['rounds']} rounds (texts {said['texts']}). Hollow: predicted by replaying the requests with the "
+        f"{said['rounds']} rounds (texts {said['texts']}). Rings: predicted by replaying the requests with the "
         "profile's step times and the bank's "
         "drafts; of the runs only prompts and answer lengths went in. Right: gray, what was allowed: 3 % and the "
         "machine's repeatability.",

@@ -57,13 +57,15 @@ _PROTOCOL = """\
 
 `experiments/measure_engine.py` ran a real speculative-decoding engine ([drafter.md](drafter.md#the-engine)): {target}
 and a {drafter} drafter (gamma {gamma}) in float32 on {processor}, {threads} thread(s), {clock} clock; closed loops of
-some users, ramp and drain inside, in {rounds} rounds (texts: {texts}). Between the runs single steps of given sizes
-were timed, so that profile and runs saw the same hours.
+some users, ramp and drain inside, in {rounds} rounds (texts: {texts}). Between the steps of the runs single passes of
+given sizes were timed, so that profile and runs saw the same machine.
 
 - **What went in of the runs**: which prompts were asked, and how long the answers were. Both are the workload; neither
   says how long anything took. Times, accepted lengths and budgets are predicted.
-- **Step times**: medians of the profile's passes, by requests and tokens (the additive fit), at texts of {contexts}
-  tokens, linear between. Drafts by requests. Host time as profiled. Nothing is fitted to a run.
+- **Step times**: medians of the profile's passes, what a token costs plus what a request costs, at the run's mean
+  length of text (texts of {contexts} tokens were timed). Drafts by requests. Host time as profiled. All of it times the
+  machine's drift: how slow the passes that were timed between the run's own steps were, against those of all hours.
+  Nothing is fitted to a run.
 - **Prompts** are prefilled in the steps, a chunk a step. A prompt's token runs no LM head, and the simulator has one
   price for a step's tokens: a prompt is replayed with as many tokens as its pass costs by the verify prices.
 - **Drafts** are replayed from a bank: the same drafter, recorded on texts that the target wrote to the same prompts at
@@ -91,6 +93,7 @@ _LIMITS = """\
 - Variation of a step's time: each size has its median. What a run sums up are means, which are higher where other
   programs take the processor now and then.
 - The shape of a batch: verify lengths that differ, and contexts that differ, are priced by their sums and means.
+- The engine without a drafter: `none` is priced by passes of the engine that has one and keeps the states it needs.
 - Another machine: these are the prices of one processor.
 """
 

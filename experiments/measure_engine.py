@@ -18,54 +18,35 @@ import json
 import os
 import platform
 import re
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from matplotlib.axes import Axes
-from tqdm import tqdm
 
-from dsim.cost import fit
-from dsim.drafter.build import Drafter, drafter_hash, read_drafter
-from dsim.drafter.engine import PARTS, Engine, EngineOptions, EngineRequest, serve_closed_loop
+from dsim.drafter.build import drafter_hash, read_drafter
+from dsim.drafter.engine import EngineRequest
 from dsim.drafter.prompts import DOMAINS, Prompt, generate_prompts, prompts_hash
 from dsim.drafter.target import LlamaTarget
 from dsim.drafter.targets import load_target
-from dsim.drafter.timing import EngineBench, Pass, Size, batch_sizes, profile_sizes, samples_of
+from dsim.drafter.timing import batch_sizes, profile_sizes
 from dsim.drafts import Bank, load_bank, write_bank
 from dsim.drafts.calibrate import read_temperatures
 from dsim.errors import InputError
-from dsim.files import replacing
 from dsim.plotstyle import INK, SOFT, arm_styles, caption, legend, new_figure, save_figure, style
 from dsim.policy import load_policy
-from dsim.prices import ArmPrices, DraftCost
-from dsim.profile import SAMPLE_KINDS, Profile, write_profile
-from dsim.telemetry import REQUEST_COLUMNS, STEP_COLUMNS, Records
+from dsim.profile import write_profile
 from experiments._common import OneLineParser, positive_int, print_table, run_main, staged_output, write_csv, written
-from experiments._engine_runs import (
-    Measured,
-    Prices,
-    bank_of_prompts,
-    engine_config,
-    fitted_host,
-    read_measured,
-    records_from,
-    run_row,
-    table_of,
-)
+from experiments._engine_measure import CLOCKS, Plan, measure, repeatability, results
+from experiments._engine_runs import Measured, bank_of_prompts, read_measured
 
 POLICIES = ("none", "fixed:k=1", "fixed:k=3", "fixed:k=7", "threshold", "dspark", "vllm-adaptive")
 #: Prompt seed of the evaluation split, as in `record_banks.py`.
 PROMPT_SEED = 0
-#: Passes of each size in the pilot profile; the first one is cold.
-PILOT_PASSES = 3
-_CLOCKS: dict[str, Callable[[], int]] = {"wall": time.perf_counter_ns, "cpu": time.process_time_ns}
 
 
 def options() -> argparse.ArgumentParser:
@@ -108,13 +89,13 @@ def options() -> argparse.ArgumentParser:
         help="prompt tokens a step (default: %(default)s)",
     )
     cli.add_argument(
-        "--passes", type=positive_int, default=2, metavar="N", help="of each size a round (default: %(default)s)"
+        "--passes", type=positive_int, default=4, metavar="N", help="of each size a round (default: %(default)s)"
     )
     cli.add_argument("--temperature", type=float, metavar="T", help="of target and drafts (default: the drafter's own)")
     cli.add_argument("--threads", type=positive_int, default=1, metavar="N", help="of PyTorch (default: %(default)s)")
     cli.add_argument(
         "--clock",
-        choices=tuple(_CLOCKS),
+        choices=tuple(CLOCKS),
         default="wall",
         help="wall, or cpu: this process's time, for a machine that others use too; one thread only (default: wall)",
     )
@@ -141,59 +122,6 @@ def _numbers(text: str) -> tuple[int, ...]:
     if not found or min(found) < 1 or list(found) != sorted(set(found)):
         raise argparse.ArgumentTypeError(f"got '{text}', expected ascending integers >= 1 with commas between")
     return found
-
-
-# -- what is measured ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """All that a measurement needs, opened.
-
-    Attributes
-    ----------
-    measured
-        What measurement.json will say.
-    target, drafter
-        The models.
-    prompts, requests
-        Of the largest run.
-    sizes
-        Of a profile.
-    bank
-        The part of the bank that is about the prompts; None without --bank.
-    """
-
-    measured: Measured
-    target: LlamaTarget
-    drafter: Drafter
-    prompts: tuple[Prompt, ...]
-    requests: tuple[EngineRequest, ...]
-    sizes: tuple[Size, ...]
-    bank: Bank | None
-
-    @property
-    def options(self) -> EngineOptions:
-        """Of an engine for the runs."""
-        measured = self.measured
-        return EngineOptions(
-            max_requests=measured.users[-1],
-            max_prompt=max(len(request.prompt) for request in self.requests),
-            max_tokens=measured.max_tokens,
-            prefill_chunk=measured.prefill_chunk,
-            temperature=measured.temperature,
-            seed=measured.seed,
-        )
-
-    @property
-    def clock(self) -> Callable[[], int]:
-        return _CLOCKS[self.measured.clock]
-
-    def runs(self, number: int) -> list[tuple[str, int]]:
-        """Policies and users of a round, in an order of its own."""
-        cells = [(arm, users) for users in self.measured.users for arm in self.measured.arms]
-        random = np.random.Generator(np.random.Philox(key=[self.measured.seed, number]))
-        return [cells[i] for i in random.permutation(len(cells))]
 
 
 def plan_of(given: argparse.Namespace) -> Plan:
@@ -320,264 +248,6 @@ def _about() -> dict[str, str]:
     }
 
 
-# -- the work, piece by piece ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Timed passes, and the run that came after them (the pilot has none)."""
-
-    passes: tuple[Pass, ...]
-    arm: str = ""
-    users: int = 0
-    records: Records | None = None
-    parts: dict[str, np.ndarray] | None = None
-
-
-def write_piece(piece: Piece, path: Path) -> None:
-    """One ``.npz`` without pickles, written whole or not at all."""
-    sizes = [
-        (SAMPLE_KINDS.index(one.size.kind), one.size.context, one.size.requests, one.size.tokens, *one.ns)
-        for one in piece.passes
-    ]
-    arrays: dict[str, Any] = {
-        "passes": np.array(sizes, dtype=np.int64).reshape(-1, 4 + len(PARTS)),
-        "run": np.frombuffer(json.dumps({"arm": piece.arm, "users": piece.users}).encode(), dtype=np.uint8),
-    }
-    if piece.records is not None and piece.parts is not None:
-        arrays["steps"] = table_of(piece.records.steps, STEP_COLUMNS)
-        arrays["requests"] = table_of(piece.records.requests, REQUEST_COLUMNS)
-        arrays["parts"] = table_of(piece.parts, PARTS)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as part, part.open("wb") as stream:
-        np.savez_compressed(stream, **arrays)
-
-
-def read_piece(path: Path) -> Piece:
-    """The inverse of `write_piece`."""
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        said = json.loads(arrays["run"].tobytes())
-        passes = tuple(
-            Pass(Size(SAMPLE_KINDS[kind], context, requests, tokens), tuple(ns))
-            for kind, context, requests, tokens, *ns in arrays["passes"].tolist()
-        )
-        if "steps" not in arrays:
-            return Piece(passes, said["arm"], said["users"])
-        parts = {name: arrays["parts"][:, i] for i, name in enumerate(PARTS)}
-        return Piece(passes, said["arm"], said["users"], records_from(arrays["steps"], arrays["requests"]), parts)
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        raise InputError(f"is no piece of a measurement ({error}); remove it", file=path) from None
-
-
-def passes_of(plan: Plan, number: int, copies: int) -> list[Size]:
-    """The passes of a round: every size so many times, in an order of its own."""
-    random = np.random.Generator(np.random.Philox(key=[plan.measured.seed + 1, number + 1]))
-    return [plan.sizes[i] for _ in range(copies) for i in random.permutation(len(plan.sizes)).tolist()]
-
-
-def measure(plan: Plan, parts: Path) -> None:
-    """Do what is missing below `parts`: the pilot, then passes and runs in turns."""
-    measured = plan.measured
-    runs = len(plan.runs(0))
-    files = {
-        (number, turn): parts / f"round-{number:02d}-{turn:03d}.npz"
-        for number in range(measured.rounds)
-        for turn in range(runs)
-    }
-    pilot = parts / "pilot.npz"
-    missing = [key for key, file in files.items() if not file.is_file()]
-    if not missing and pilot.is_file():
-        return
-    torch.set_num_threads(measured.threads)
-    bench = EngineBench(plan.target, plan.drafter, plan.options, plan.sizes, plan.requests, clock=plan.clock)
-    if not pilot.is_file():
-        write_piece(Piece(_timed(bench, passes_of(plan, -1, PILOT_PASSES), 0, "pilot profile")), pilot)
-    prices = arm_prices(plan, read_piece(pilot).passes)
-    with tqdm(total=len(files), initial=len(files) - len(missing), unit="run", smoothing=0.1) as bar:
-        for number, turn in missing:
-            sizes = passes_of(plan, number, measured.passes)
-            # The turns share the round's passes.
-            own = sizes[turn * len(sizes) // runs : (turn + 1) * len(sizes) // runs]
-            arm, users = plan.runs(number)[turn]
-            bar.set_description(f"round {number + 1} of {measured.rounds}, {arm}, {users} users")
-            passes = _timed(bench, own, 1 + number * runs + turn)
-            write_piece(replace(run_of(plan, arm, users, number, prices, bar), passes=passes), files[number, turn])
-            bar.update()
-
-
-def _timed(bench: EngineBench, sizes: Sequence[Size], number: int, show: str = "") -> tuple[Pass, ...]:
-    random = np.random.default_rng(number)
-    return tuple(bench.time(size, random) for size in tqdm(sizes, desc=show, unit="pass", disable=not show))
-
-
-def arm_prices(plan: Plan, passes: Sequence[Pass]) -> ArmPrices:
-    """What the policies are told: the pilot's prices."""
-    measured = plan.measured
-    cost = fit(profile_of(plan, passes), "additive")
-    host = fitted_host(host_table([(0, passes)]))
-    config = engine_config(measured.users[-1], measured.gamma, measured.prefill_chunk, host)
-    return ArmPrices(cost, config, measured.gamma, DraftCost(), measured.users[-1])
-
-
-def run_of(plan: Plan, arm: str, users: int, number: int, prices: ArmPrices, bar: tqdm[Any]) -> Piece:
-    """One closed-loop run. The policy ``none`` runs without a drafter."""
-    measured = plan.measured
-    options = replace(plan.options, max_requests=users, seed=measured.seed + (0 if measured.same_texts else number))
-    engine = Engine(
-        plan.target,
-        None if arm == "none" else plan.drafter,
-        policy=load_policy(arm),
-        prices=prices,
-        options=options,
-        temperatures=() if arm == "none" else measured.temperatures,
-        clock=plan.clock,
-    )
-    done, shown = 0, time.monotonic()
-
-    def progress(tokens: int) -> None:
-        nonlocal done, shown
-        done += tokens
-        if time.monotonic() - shown > 1.0:
-            shown = time.monotonic()
-            bar.set_postfix(tokens=done)
-
-    run = serve_closed_loop(engine, plan.requests[: measured.count(users)], users, progress=progress)
-    return Piece((), arm, users, run.records, run.parts)
-
-
-# -- what comes of it ------------------------------------------------------------------------------------
-
-
-def profile_of(plan: Plan, passes: Sequence[Pass]) -> Profile:
-    """The passes as a profile."""
-    measured, about = plan.measured, plan.measured.about
-    return Profile(
-        name=measured.profile,
-        hardware=about["processor"],
-        gpus=1,
-        model=f"{measured.target} with a {measured.drafter.partition(' ')[0]} drafter of {measured.gamma} tokens",
-        engine=f"dsim.drafter.engine, float32, torch {about['torch']}, {measured.threads} thread(s)",
-        captured_sizes=np.empty(0, dtype=np.int64),
-        capture_limit=0,
-        source="experiments/measure_engine.py",
-        license="figures only (facts, not copyrightable)",
-        kind="measured",
-        samples=samples_of(passes),
-        notes=f"{measured.clock} clock; passes timed between the runs of a measurement, spread over its rounds. "
-        "Verify: the target's pass with sampling, at the shortest and the longest text of the runs. Draft: one pass "
-        "for the block. Prefill: a prompt alone, whose tokens but the last run no LM head.",
-    )
-
-
-def host_table(rounds: Iterable[tuple[int, Sequence[Pass]]]) -> pd.DataFrame:
-    """Host time of the passes with requests in decode: round, requests, ms."""
-    rows = [
-        {"round": number, "requests": one.size.requests, "ms": one.ms("plan", "rest")}
-        for number, passes in rounds
-        for one in passes
-        if one.size.kind != "prefill"
-    ]
-    return pd.DataFrame(rows)
-
-
-def passes_table(passes: Sequence[Pass]) -> pd.DataFrame:
-    """A row a size: how many passes, median, quartiles and mean of the warm ones, and the spread."""
-    samples = samples_of(passes)
-    table = pd.DataFrame(
-        {name: getattr(samples, name) for name in ("kind", "context_tokens", "requests", "tokens", "ms", "repeat")}
-    )
-    rows = []
-    for size, found in table.groupby(["kind", "context_tokens", "requests", "tokens"], sort=False):
-        ms = found.sort_values("repeat")["ms"].to_numpy()
-        warm = ms[1:] if ms.size >= 3 else ms
-        low, middle, high = np.percentile(warm, (25, 50, 75))
-        rows.append(
-            dict(zip(("kind", "context", "requests", "tokens"), size, strict=True))
-            | {"passes": warm.size, "median_ms": middle, "q1_ms": low, "q3_ms": high, "mean_ms": warm.mean()}
-            | {"iqr_share": (high - low) / middle}
-        )
-    return pd.DataFrame(rows).replace({"context": {-1: 0}})
-
-
-def results(plan: Plan, parts: Path) -> dict[str, Any]:
-    """Profile and tables from the pieces of all rounds."""
-    measured = plan.measured
-    pieces = {
-        number: [read_piece(parts / f"round-{number:02d}-{turn:03d}.npz") for turn in range(len(plan.runs(number)))]
-        for number in range(measured.rounds)
-    }
-    by_round = [(number, [one for piece in found for one in piece.passes]) for number, found in pieces.items()]
-    passes = [one for _, found in by_round for one in found]
-    profile, host = profile_of(plan, passes), host_table(by_round)
-    prices = Prices.of(profile, fitted_host(host))
-    runs, requests = [], []
-    for number, found in pieces.items():
-        for piece in sorted(found, key=lambda one: (one.users, measured.arms.index(one.arm))):
-            assert piece.records is not None
-            assert piece.parts is not None
-            who = {"round": number, "arm": piece.arm, "users": piece.users}
-            runs.append(who | run_row(piece.records, piece.parts) | _time_ratio(prices, piece, measured.prefill_chunk))
-            requests.append(_request_rows(plan, piece).assign(**who))
-    drift = pd.DataFrame([{"round": number, **_drift(found, passes)} for number, found in by_round])
-    return {
-        "profile": profile,
-        "host": host,
-        "passes": passes_table(passes),
-        "runs": pd.DataFrame(runs),
-        "requests": pd.concat(requests, ignore_index=True),
-        "drift": drift,
-    }
-
-
-def _time_ratio(prices: Prices, piece: Piece, chunk: int) -> dict[str, float]:
-    """Measured time of the run's steps over what the profile says that they cost, one by one."""
-    assert piece.records is not None
-    steps, prompts = piece.records.steps, piece.records.requests["prompt_tokens"]
-    share = float(prices.equivalents(prompts, chunk).sum() / prompts.sum())
-    priced = prices.step_ms(steps, share, drafting=piece.arm != "none")
-    return {"time_ratio": float(steps["step_ns"].sum() * 1e-6 / priced.sum())}
-
-
-def _request_rows(plan: Plan, piece: Piece) -> pd.DataFrame:
-    assert piece.records is not None
-    table = piece.records.requests
-    first, last, output = table["first_ns"], table["finish_ns"], table["output_tokens"]
-    return pd.DataFrame(
-        {
-            "request": np.arange(first.size),
-            "domain": [plan.prompts[i].domain for i in range(first.size)],
-            "prompt_tokens": table["prompt_tokens"],
-            "output_tokens": output,
-            "ttft_ms": (first - table["arrival_ns"]) * 1e-6,
-            "tpot_ms": np.where(output > 1, (last - first) * 1e-6 / np.maximum(output - 1, 1), np.nan),
-        }
-    )
-
-
-def _drift(mine: Sequence[Pass], everything: Sequence[Pass]) -> dict[str, float]:
-    """The round's passes against those of all rounds, size by size: the median ratio."""
-    rounds, whole = passes_table(mine), passes_table(everything)
-    both = rounds.merge(whole, on=["kind", "context", "requests", "tokens"], suffixes=("", "_all"))
-    return {"passes": float(len(mine)), "ratio": float((both["median_ms"] / both["median_ms_all"]).median())}
-
-
-def repeatability(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row a cell: means over the rounds, and half the range of the rounds as a share of the mean.
-
-    ``machine`` is that of the time ratio: the time of the same work.
-    """
-    rows = []
-    for (arm, users), found in runs.groupby(["arm", "users"], sort=False):
-        row: dict[str, Any] = {"arm": arm, "users": users, "rounds": len(found)}
-        for name in ("throughput_tok_s", "tps_per_user", "accepted_length", "verification_budget", "time_ratio"):
-            row[name] = found[name].mean()
-            row[f"{name}_half_range"] = (found[name].max() - found[name].min()) / 2 / found[name].mean()
-        rows.append(row)
-    return pd.DataFrame(rows).rename(columns={"time_ratio_half_range": "machine"})
-
-
 # -- the figure ------------------------------------------------------------------------------------------
 
 
@@ -630,7 +300,7 @@ def _draw_steps(ax: Axes, table: pd.DataFrame, measured: Measured) -> None:
             ax.errorbar(
                 rows["tokens"], middle, yerr=(middle - rows["q1_ms"], rows["q3_ms"] - middle), color=str(0.85 - shade),
                 marker="o", markersize=3.5, markerfacecolor=str(0.85 - shade) if longest else "white", linewidth=1.0,
-                elinewidth=0.7, label=f"verify, {batch} requests" if longest else None,
+                elinewidth=0.7, label=f"verify, {batch} request{'s' if batch > 1 else ''}" if longest else None,
             )  # fmt: skip
     draft = table[table["kind"] == "draft"].sort_values("requests")
     ax.plot(
@@ -703,7 +373,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print("\nThe runs, mean over the rounds; machine: half the range of the time of the same steps")
     shown = ["arm", "users", "rounds", "throughput_tok_s", "throughput_tok_s_half_range", "tps_per_user"]
     print_table(cells[[*shown, "accepted_length", "verification_budget", "time_ratio", "machine"]])
-    print("\nThe rounds: passes against those of all rounds, size by size")
+    print("\nHow slow the machine was during the runs, by the passes timed between their steps (1: as usual)")
     print_table(found["drift"])
 
 

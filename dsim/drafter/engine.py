@@ -629,7 +629,7 @@ def serve_closed_loop(
     requests: Sequence[EngineRequest],
     users: int,
     *,
-    progress: Callable[[int], object] = lambda tokens: None,
+    progress: Callable[[int, int], object] = lambda tokens, answered: None,
 ) -> EngineRun:
     """A benchmark client: `users` requests at once until all are answered, the next one when one ends.
 
@@ -642,7 +642,8 @@ def serve_closed_loop(
     users
         At most the engine's requests.
     progress
-        Called after every step with the output tokens that it made.
+        Called after every step with the output tokens that it made, and the requests answered so far. What it takes is
+        time of the next step, unless the engine's clock is stopped for it.
 
     Raises
     ------
@@ -695,7 +696,7 @@ def serve_closed_loop(
             log.output_tokens[i] = log.generated_tokens[i] = len(engine.texts[number])
             ended += 1
             issue(now)
-        progress(report.committed + len(report.first))
+        progress(report.committed + len(report.first), ended)
     books = Books(end_ns=now, held=0, busy_ns=(busy,), area_ns=area, longest_prefill=0, left_contexts=False)
     records = Records(
         steps=steps.table(),

@@ -8,7 +8,8 @@ target's pass, the draft and the host cost.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,34 +56,41 @@ class Pass:
 
 
 def batch_sizes(users: Iterable[int], gamma: int, chunk: int) -> list[int]:
-    """Numbers of requests to time: those of the runs, and one whose blocks fill the largest step of a run.
+    """Numbers of requests to time: those of the runs, one whose blocks fill the largest step of a run, some between.
 
     A step of the most users with whole blocks can hold a prompt chunk besides; its price is that of as many verified
-    tokens of a larger batch.
+    tokens of a larger batch. Neighbors are no further apart than half a block, so that they share token counts.
 
     >>> batch_sizes([4, 1], gamma=7, chunk=32)
     [1, 4, 8]
+    >>> batch_sizes([1], gamma=1, chunk=6)
+    [1, 2, 4]
     """
     own = sorted(set(users))
-    return [*own, own[-1] + -(-chunk // (1 + gamma))]
+    found, step = own[:1], max(2, (1 + gamma) // 2)
+    for batch in [*own[1:], own[-1] + -(-chunk // (1 + gamma))]:
+        while batch > step * found[-1]:
+            found.append(step * found[-1])
+        found.append(batch)
+    return sorted(set(found))
 
 
 def verify_sizes(batches: Sequence[int], gamma: int, contexts: Sequence[int]) -> list[Size]:
-    """Verify passes: every batch at 1, 2, 3, ... tokens a request, and at token counts that other batches have, too.
+    """Verify passes of every batch: at 1, 2, 3, ... tokens a request, and at the token counts of other batches.
 
     Batches share token counts, so that a fit can tell what a request costs from what a token costs.
 
     >>> [size.tokens for size in verify_sizes([1, 2], gamma=3, contexts=[64])]
     [1, 2, 3, 4, 2, 3, 4, 6, 8]
     """
-    whole = 1 + gamma
-    knots = {batch * each for batch in batches for each in range(1, whole + 1) if each <= 4 or each in (6, 8, whole)}
+    each = sorted({*range(1, min(gamma, 7) + 1), *(round(1 + gamma * part / 4) for part in range(5))})
+    knots = sorted({batch * tokens for batch in batches for tokens in each})
     return [
         Size("verify", context, batch, tokens)
         for context in contexts
         for batch in batches
-        for tokens in sorted(knots)
-        if batch <= tokens <= batch * whole
+        for tokens in knots
+        if batch <= tokens <= batch * (1 + gamma)
     ]
 
 
@@ -107,6 +115,32 @@ def profile_sizes(
     drafts = [Size("draft", usual, batch, batch) for batch in batches]
     alone = [Size("prefill", 0, 1, tokens) for tokens in sorted(set(prompts))]
     return [*verify_sizes(batches, gamma, contexts), *drafts, *alone]
+
+
+class StoppableClock:
+    """A clock that stands still while something else is done: between two steps of a run, passes are timed.
+
+    Parameters
+    ----------
+    clock
+        Nanoseconds; goes on all the time.
+    """
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock = clock
+        self._left_out = 0
+
+    def __call__(self) -> int:
+        return self._clock() - self._left_out
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """The time of the block is left out."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._left_out += self._clock() - began
 
 
 class _Told(BasePolicy):
@@ -153,7 +187,7 @@ class EngineBench:
     ) -> None:
         if not sizes or not prompts:
             raise InputError(field="sizes, prompts", value=(len(sizes), len(prompts)), expected="at least one each")
-        longest = max(max(size.context for size in sizes), max(size.tokens for size in sizes if size.kind == "prefill"))
+        longest = max(size.tokens if size.kind == "prefill" else size.context for size in sizes)
         self._policy, self._prompts = _Told(), prompts
         self.engine = Engine(
             target,
@@ -194,13 +228,21 @@ def composition(requests: int, drafts: int, gamma: int, random: np.random.Genera
     return np.bincount(places // max(1, gamma), minlength=requests).astype(np.int64)
 
 
-def samples_of(passes: Sequence[Pass]) -> Samples:
-    """The passes as a profile's samples; the repeats of a size are numbered in their order.
+#: Parts of a pass that its kind is about.
+_OF_KIND = {"verify": ("verify",), "draft": ("draft",), "prefill": ("verify", "prefill")}
+
+
+def pass_ms(one: Pass) -> float:
+    """Milliseconds of what the pass was timed for.
 
     Verify: the target's pass with its sampling. Draft: the drafter's, its context included. Prefill: a prompt alone,
     target and drafter.
     """
-    parts = {"verify": ("verify",), "draft": ("draft",), "prefill": ("verify", "prefill")}
+    return one.ms(*_OF_KIND[one.size.kind])
+
+
+def samples_of(passes: Sequence[Pass]) -> Samples:
+    """The passes as a profile's samples (`pass_ms`); the repeats of a size are numbered in their order."""
 
     def place(size: Size) -> tuple[int, int, int, int]:
         sizes = (size.requests, size.tokens) if size.kind == "draft" else (size.tokens, size.requests)
@@ -208,7 +250,7 @@ def samples_of(passes: Sequence[Pass]) -> Samples:
 
     found: dict[Size, list[float]] = {}
     for one in passes:
-        found.setdefault(one.size, []).append(one.ms(*parts[one.size.kind]))
+        found.setdefault(one.size, []).append(pass_ms(one))
     rows = [(size, repeat, ms) for size in sorted(found, key=place) for repeat, ms in enumerate(found[size])]
     return Samples(
         kind=np.array([size.kind for size, _, _ in rows], dtype=np.str_),

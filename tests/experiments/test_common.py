@@ -21,6 +21,7 @@ from experiments._common import (
     parser,
     print_table,
     run_main,
+    run_options,
     scenario_of,
     scenario_path,
     sources_note,
@@ -57,6 +58,45 @@ def test_defaults_and_types(tmp_path: Path) -> None:
     assert parser("d").parse_args([]).overrides == {}  # nothing is kept from the call before
 
 
+def how(*options: str) -> dict[str, object]:
+    args = parser("d").parse_args(options)
+    return run_options(args, scenario_of(args))
+
+
+def test_how_runs_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("DSIM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("DSIM_STORE")
+    plain = {"jobs": 3, "engine": "auto", "backend": "loky", "address": None}
+    assert how("--jobs", "3") == plain | {"store": tmp_path / "cache" / "runs-1"}
+    assert how("--jobs", "3", "--store", "none") == plain | {"store": None}
+    assert how("--store", str(tmp_path / "mine"))["store"] == tmp_path / "mine"
+    assert how("--engine", "step", "--store", "none")["engine"] == "step"
+    there = how("--backend", "dask", "--address", "10.0.0.1:8786", "--store", "none")
+    assert (there["backend"], there["address"]) == ("dask", "10.0.0.1:8786")
+    monkeypatch.setenv("DSIM_STORE", str(tmp_path / "variable"))
+    assert how()["store"] == tmp_path / "variable"
+    # Where nobody asked for a store, nobody has to do without a result.
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DSIM_STORE", str(tmp_path / "file"))
+    assert how()["store"] is None
+    assert "results are not kept: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--address", "h:1"], "field '--address': needs --backend dask or ray, got 'h:1'"),
+        (["--backend", "ray"], "field '--backend': needs --address, got 'ray', expected HOST:PORT"),
+        (["--backend", "dask", "--address", "h:1", "--jobs", "2"], "field '--jobs': is not used with --backend dask"),
+        (["--backend", "dask", "--address", "h:1", "--drafts", "live"], "live drafts run in this process"),
+        (["--store", "/dev/null"], "field 'store': is a file"),
+    ],
+)
+def test_contradictions_in_how_runs_are_made(options: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        how(*options)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -89,7 +129,10 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert all(
         option in text
-        for option in ("What it answers.", "--scenario", "--seeds", "--jobs", "--out", "--drafts", "--quick", "--set")
+        for option in (
+            *("What it answers.", "--scenario", "--seeds", "--jobs", "--out", "--drafts", "--quick", "--set"),
+            *("--store", "--backend", "--address", "--engine"),
+        )
     )
 
 

@@ -104,8 +104,8 @@ def test_the_files(recorded: Path) -> None:
 
 @pytest.mark.parametrize("name", GAMMAS)
 def test_the_header(name: str, recorded: Path, files: dict[str, Path]) -> None:
-    header = read_bank(recorded / f"{name}.npz").header
-    target = tiny_target()
+    bank = read_bank(recorded / f"{name}.npz")
+    header, target = bank.header, tiny_target()
     drafter, _ = read_drafter(files[name], target)
     assert (header.gamma, header.kind, header.target, header.source) == (GAMMAS[name], "recorded", target.name, "dsim")
     assert header.drafter == {"dspark": "dspark markov 1 layers", "mtp": "mtp 1 layers"}[name]
@@ -114,6 +114,8 @@ def test_the_header(name: str, recorded: Path, files: dict[str, Path]) -> None:
     assert notes["drafter_hash"] == drafter_hash(drafter)
     assert notes["target_fingerprint"] == target.fingerprint
     assert notes["prompts"] == prompts_hash(generate_prompts(30, seed=0, split="evaluation"))
+    # Which texts answer which prompts.
+    assert notes["prompts_asked"] - len(notes["left_out"]) == bank.domain.size
     assert (notes["temperature"], notes["trained_at_temperature"], notes["draws"]) == (0.6, 0.6, 1)
     assert (notes["seed"], notes["device"], notes["anchors"]) == (0, "cpu", 5)
     assert read_temperatures(recorded / f"{name}.temperatures.json", GAMMAS[name]) == header.temperatures
