@@ -419,7 +419,7 @@ def _kernel(subject: _Subject) -> None:
         return
     if max(kernel.ages) > subject.traits.confidence_age:
         raise _Broken(f"the kernel reads ages {kernel.ages}, the traits say {subject.traits.confidence_age}")
-    twin, state = copy.deepcopy(subject.policy), np.zeros(kernel.state)
+    twin, state = copy.deepcopy(subject.policy), np.array(kernel.state, dtype=np.float64)
     for requests in (1, 2, 3, 12, 40, 256):
         last = requests * (1 + subject.gamma)
         stairs = _prices(last, SLOPES[1])

@@ -12,8 +12,8 @@ from dsim.errors import InputError
 from dsim.options import ReplicaConfig
 
 NS_PER_MS = 1_000_000
-# Prices that depend on the batch's mean context are made once for each stretch of this many tokens.
-_CONTEXT_STEP = 64
+#: Prices that depend on the batch's mean context are made once for each stretch of this many tokens.
+CONTEXT_STEP = 64
 # No step takes eleven days; the clock of a run counts whole nanoseconds.
 _LONGEST_MS = 1e9
 
@@ -89,7 +89,7 @@ class ArmPrices:
 
     def _context(self, mean: float) -> float:
         """The mean context to price: rounded, but never out of the profiled contexts by the rounding."""
-        rounded = round(mean / _CONTEXT_STEP) * _CONTEXT_STEP
+        rounded = round(mean / CONTEXT_STEP) * CONTEXT_STEP
         low, high = float(self._cost.contexts[0]), float(self._cost.contexts[-1])
         if low <= mean <= high:
             return min(max(rounded, low), high)

@@ -87,6 +87,10 @@ def workers(backend: str, jobs: int, address: str | None = None) -> Iterator[Wor
         yield found
 
 
+#: Processes by their number, kept for the next sweep; they end by themselves when idle.
+_PROCESSES: dict[int, Any] = {}
+
+
 @contextmanager
 def _loky(jobs: int) -> Iterator[Workers]:
     from joblib.externals.loky.process_executor import BrokenProcessPool, ProcessPoolExecutor, ShutdownExecutorError
@@ -113,10 +117,6 @@ def _loky(jobs: int) -> Iterator[Workers]:
         if (given_up := _PROCESSES.pop(jobs, None)) is not None:
             given_up.shutdown(wait=False, kill_workers=True)
         raise
-
-
-#: Processes by their number, kept for the next sweep; they end by themselves when idle.
-_PROCESSES: dict[int, Any] = {}
 
 
 @contextmanager

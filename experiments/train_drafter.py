@@ -21,7 +21,7 @@ import pandas as pd
 import tomli_w
 import torch
 
-from dsim.drafter.build import write_drafter
+from dsim.drafter.build import take_weights, write_drafter
 from dsim.drafter.corpus import Corpus
 from dsim.drafter.prompts import Prompt, generate_prompts, read_prompts, split_prompts
 from dsim.drafter.recipe import RecipeFile, load_recipe, text_folder
@@ -48,6 +48,12 @@ def options() -> argparse.ArgumentParser:
         "ones; needs --text",
     )
     cli.add_argument("--text", metavar="DIR", type=Path, help="folder for the text (default: in the cache)")
+    cli.add_argument(
+        "--start",
+        metavar="FILE",
+        type=Path,
+        help="begin with this drafter's weights; where its sequential head is another one, with those of its backbone",
+    )
     cli.add_argument("--out", metavar="DIR", type=Path, help="default: results/train_drafter/KIND-HEAD")
     cli.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu", help="default: %(default)s")
     cli.add_argument(
@@ -144,6 +150,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         device=pick_device(given.device),
         prompts_file=given.prompts,
         text=given.text,
+        start=given.start,
         text_only=given.text_only,
         minutes=given.minutes,
         fresh=given.fresh,
@@ -158,6 +165,7 @@ def train(
     device: str,
     prompts_file: Path | None = None,
     text: Path | None = None,
+    start: Path | None = None,
     text_only: bool = False,
     minutes: int | None = None,
     fresh: bool = False,
@@ -188,7 +196,9 @@ def train(
     mass = covered(held_out.answer_counts(target.vocab_size), tokens)
     print(f"draft vocabulary: {tokens.size:,} tokens hold {mass:.2%} of the held-out text (prompt tokens come on top)")
     drafter = new_drafter(config, target, torch.from_numpy(tokens), recipe.training.seed)
+    started_from = None if start is None else take_weights(drafter, target, start)
     trainer = Trainer(drafter, target, training, held_out, optimization)
+    trainer.started_from = started_from
     checkpoint = out / CHECKPOINT
     if checkpoint.is_file() and not fresh:
         trainer.resume(checkpoint)

@@ -370,12 +370,10 @@ def lab(counts, times, confidence, verify_ms, prices, captured, age, caps, accep
 
 @cfunc(_PLAN, cache=True)
 def ascend(counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths):
-    """`policies.vllm_ascend.VllmAscend`; params: threshold, interval, initial, floor; state: steps, K + 1."""
+    """`policies.vllm_ascend.VllmAscend`; params: threshold, interval, floor; state: steps, K."""
     requests, gamma = counts[k.REQUESTS], counts[k.BLOCK]
-    floor = np.int64(params[3])
+    floor = np.int64(params[2])
     survival(confidence[0], requests, gamma, caps, counts[k.CAPS_BIND], work[0])
-    if state[1] == 0:
-        state[1] = max(params[2], params[3]) + 1
     state[0] += 1
     if state[0] >= params[1] and gamma:
         state[0] = 0
@@ -383,13 +381,13 @@ def ascend(counts, times, confidence, verify_ms, prices, captured, age, caps, ac
         for i in range(requests * gamma):
             promising += work[0, i] >= np.float32(params[0])
         length = -(-promising // requests)
-        state[1] = max(floor, min(length + (1 if length % 2 == 0 else 0), gamma)) + 1
+        state[1] = max(floor, min(length + (1 if length % 2 == 0 else 0), gamma))
     granted, beyond = 0, gamma - floor
     for r in range(requests):
         granted += min(caps[r], floor)
         for j in range(beyond):
             work[1, r * beyond + j] = work[0, r * gamma + floor + j]
-    budget = requests * (np.int64(state[1]) - 1) - granted
+    budget = requests * np.int64(state[1]) - granted
     top_k(work[1], requests, beyond, budget, work[2], work[3], lengths)
     for r in range(requests):
         lengths[r] += min(caps[r], floor)

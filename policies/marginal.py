@@ -102,4 +102,6 @@ class Marginal(BasePolicy):
         from policies import _kernels
 
         rate = math.nan if self.rate is None else self.rate
-        return Kernel(_kernels.marginal, params=(rate, self.weight), ages=ages_to(self.lag), state=2)
+        return Kernel(
+            _kernels.marginal, params=(rate, self.weight), ages=ages_to(self.lag), state=(self.tokens, self.elapsed_ms)
+        )

@@ -76,4 +76,4 @@ class Oracle(BasePolicy):
         """See `dsim.kernel.Kernel`."""
         from policies import _kernels
 
-        return Kernel(_kernels.oracle, state=2)
+        return Kernel(_kernels.oracle, state=(self.tokens, self.elapsed_ms))

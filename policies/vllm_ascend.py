@@ -104,5 +104,5 @@ class VllmAscend(BasePolicy):
         """See `dsim.kernel.Kernel`."""
         from policies import _kernels
 
-        params = (self.threshold, self.interval, self.initial, self.floor)
-        return Kernel(_kernels.ascend, params=params, state=2)
+        params = (self.threshold, self.interval, self.floor)
+        return Kernel(_kernels.ascend, params=params, state=(self.steps, self.length))

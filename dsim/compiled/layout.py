@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 # -- cfg: int64, what a run does not change ------------------------------------------------------------------
 (
     REPLICAS,
@@ -40,7 +42,7 @@ from __future__ import annotations
 ROUND_ROBIN, LEAST_TOKENS, POWER_OF_TWO = range(3)
 
 # -- bounds: float64 --------------------------------------------------------------------------------------------
-CONTEXT_LOW, CONTEXT_HIGH, SLO_TPOT_MS, BOUNDS_SIZE = range(4)
+CONTEXT_LOW, CONTEXT_HIGH, CONTEXT_STEP, SLO_TPOT_MS, BOUNDS_SIZE = range(5)
 
 # -- now: int64, the whole run's changing numbers ---------------------------------------------------------------
 (
@@ -143,5 +145,43 @@ DRAFT_NS, HIDDEN_NS, EXPOSED_NS = range(3)
     STARVED,
 ) = range(10)
 
-#: Prices that depend on the batch's mean context are made once for each stretch of this many tokens.
-CONTEXT_STEP = 64
+
+class Arrays(NamedTuple):
+    """What `dsim.compiled.loop.advance` works on, but for the log, which is changed when it is full.
+
+    S is `ReplicaConfig.max_seqs`, G gamma, T the largest step; tables are one row a price table, see `table_of`.
+    """
+
+    cfg: Any
+    bounds: Any
+    now: Any
+    rep: Any
+    req: Any
+    seq: Any
+    rows: Any  # int64[replicas, depth, S]: rows of the bank that were drafted 1, 2, ... steps ago; -1: none
+    heap: Any
+    host: Any
+    prefill_ns: Any  # int64[tokens]; -1: not priced yet
+    table_of: Any  # int64[requests, context buckets]; -1: not made yet
+    verify_ns: Any  # int64[tables, T + 1]
+    verify_ms: Any  # float64[tables, T + 1]
+    believed: Any  # float64[tables, T + 1]: what the policy takes it for
+    confidence: Any  # float32[rows of the bank, >= G]
+    accepted: Any  # int64[rows of the bank]
+    limits: Any  # uint64[rows of the bank, G], where alphas are tilted
+    texts: Any  # int64[3, texts]: first row, usable rows, and the texts by domain
+    members: Any  # int64[domains + 1]: where a domain's texts begin in that third row
+    ages: Any
+    params: Any
+    state: Any
+    # One policy's view at a time (`dsim.kernel.Kernel`).
+    counts: Any
+    times: Any
+    blocks: Any
+    captured: Any
+    age: Any
+    caps: Any
+    useful: Any
+    work: Any
+    lengths: Any
+    ended: Any  # int64[S]: requests that ended in the step

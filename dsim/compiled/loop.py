@@ -13,9 +13,6 @@ from numba import njit, types
 from dsim import kernel as k
 from dsim.compiled import layout as at
 
-_ROUND = np.float64(at.CONTEXT_STEP)
-
-
 # -- events ---------------------------------------------------------------------------------------------------
 
 
@@ -397,56 +394,25 @@ def _mean_context(rep, req, seq, r):
 
 
 @njit(cache=True)
-def context_bucket(mean, low, high, buckets):
-    """Where the prices at a mean context are kept, and whether it lies outside the profiled contexts."""
-    rounded = np.rint(mean / _ROUND) * _ROUND
-    if low <= mean <= high:
-        if rounded < low:
-            return 0, 0
-        if rounded > high:
-            return buckets - 1, 0
-        return np.int64(rounded / _ROUND) + 1, 0
-    return np.int64(rounded / _ROUND) + 1, 1
+def _context_bucket(cfg, bounds, mean):
+    """Where the prices at a mean context are kept (`dsim.prices.ArmPrices`), and whether it was not profiled."""
+    low, high, step = bounds[at.CONTEXT_LOW], bounds[at.CONTEXT_HIGH], bounds[at.CONTEXT_STEP]
+    bucket = np.int64(np.rint(mean / step))
+    inside = low <= mean <= high
+    if inside and bucket * step < low:
+        return 0, False
+    if inside and bucket * step > high:
+        return cfg[at.CONTEXT_BUCKETS] - 1, False
+    return bucket + 1, not inside
 
 
 @njit(cache=True)
-def _start_step(
-    plan,
-    cfg,
-    bounds,
-    now,
-    rep,
-    req,
-    seq,
-    rows,
-    heap,
-    host,
-    prefill_ns,
-    table_of,
-    verify_ns,
-    verify_ms,
-    believed,
-    confidence_rows,
-    bank_accepted,
-    limits,
-    texts,
-    members,
-    ages,
-    params,
-    state,
-    counts,
-    times,
-    blocks,
-    captured,
-    age,
-    caps,
-    useful,
-    work,
-    lengths,
-    r,
-    resumed,
-):
+def _start_step(plan, arrays, r, resumed):
     """What a replica does between two steps: admit, draft, plan, and wait for the step's time. Status, or -1."""
+    cfg, bounds, now, rep, req, seq = arrays.cfg, arrays.bounds, arrays.now, arrays.rep, arrays.req, arrays.seq
+    rows, heap, host, prefill_ns = arrays.rows, arrays.heap, arrays.host, arrays.prefill_ns
+    counts, times, blocks, age, caps = arrays.counts, arrays.times, arrays.blocks, arrays.age, arrays.caps
+    lengths = arrays.lengths
     if not resumed and rep[r, at.WAITING] and not (cfg[at.ADMIT_AHEAD] and (rep[r, at.COUNT] or rep[r, at.PREFILLING])):
         _admit(cfg, rep, req, seq, rows, r)
     if not rep[r, at.COUNT] and not rep[r, at.PREFILLING]:
@@ -462,13 +428,11 @@ def _start_step(
     bucket = 0
     if cfg[at.BY_CONTEXT]:
         context = _mean_context(rep, req, seq, r)
-        bucket, outside = context_bucket(
-            context, bounds[at.CONTEXT_LOW], bounds[at.CONTEXT_HIGH], cfg[at.CONTEXT_BUCKETS]
-        )
+        bucket, outside = _context_bucket(cfg, bounds, context)
         if outside:
             now[at.LEFT_CONTEXTS] = 1
     by_requests = running if cfg[at.BY_REQUESTS] else 0
-    table = table_of[by_requests, bucket]
+    table = arrays.table_of[by_requests, bucket]
     if table < 0:
         now[at.ASKED] = by_requests
         now[at.ASKED_TOO] = bucket
@@ -484,19 +448,19 @@ def _start_step(
         tight = 0
         for i in range(running):
             request, position = seq[r, at.ID, i], seq[r, at.POSITION, i]
-            row = _row(cfg, req, texts, members, request, position)
+            row = _row(cfg, req, arrays.texts, arrays.members, request, position)
             seq[r, at.ROW, i] = row
-            accepted = _accepted(cfg, bank_accepted, limits, row, request, position)
+            accepted = _accepted(cfg, arrays.accepted, arrays.limits, row, request, position)
             seq[r, at.ACCEPTED, i] = accepted
             for n in range(cfg[at.AGES]):
-                past = ages[n]
+                past = arrays.ages[n]
                 old = row if past == 0 else rows[r, past - 1, i]
                 if old < 0:
                     for j in range(gamma):
                         blocks[n, i, j] = np.float32(1.0)
                 else:
                     for j in range(gamma):
-                        value = confidence_rows[old, j]
+                        value = arrays.confidence[old, j]
                         blocks[n, i, j] = value if value > np.float32(0.0) else np.float32(0.0)
             age[i] = rep[r, at.STEP] - seq[r, at.BORN, i]
             left = -1 - seq[r, at.LEFT, i]
@@ -505,7 +469,7 @@ def _start_step(
                 caps[i] = min(gamma, left)
                 tight = 1
             if cfg[at.CLAIRVOYANT]:
-                useful[i] = min(accepted, left)
+                arrays.useful[i] = min(accepted, left)
         # The blocks of this step are one step old in the next one.
         for n in range(depth - 1, 0, -1):
             for i in range(running):
@@ -530,15 +494,15 @@ def _start_step(
             counts,
             times,
             blocks,
-            verify_ms[table],
-            believed[table],
-            captured,
+            arrays.verify_ms[table],
+            arrays.believed[table],
+            arrays.captured,
             age,
             caps,
-            useful,
-            params,
-            state[r],
-            work,
+            arrays.useful,
+            arrays.params,
+            arrays.state[r],
+            arrays.work,
             lengths,
         )
         for i in range(running):
@@ -552,7 +516,7 @@ def _start_step(
             drafts += length
         draft_ns = host[at.DRAFT_NS, running]
         planned = 1
-    gpu_ns = draft_ns + verify_ns[table, base + drafts]
+    gpu_ns = draft_ns + arrays.verify_ns[table, base + drafts]
     step_ns = max(gpu_ns, host[at.HIDDEN_NS, running]) + host[at.EXPOSED_NS, running]
     if cfg[at.ADMIT_AHEAD] and rep[r, at.WAITING]:
         _admit(cfg, rep, req, seq, rows, r)
@@ -660,82 +624,51 @@ _I3 = types.Array(types.int64, 3, "C")
 _F1 = types.Array(types.float64, 1, "C")
 _F2 = types.Array(types.float64, 2, "C")
 
-_ADVANCE = types.int64(
-    types.FunctionType(k.signature()),
-    _I1,  # cfg
-    _F1,  # bounds
-    _I1,  # now
-    _I2,  # rep
-    _I2,  # req
-    _I3,  # seq
-    _I3,  # rows
-    _I2,  # heap
-    _I2,  # host
-    _I1,  # prefill_ns
-    _I2,  # table_of
-    _I2,  # verify_ns
-    _F2,  # verify_ms
-    _F2,  # believed
-    types.Array(types.float32, 2, "C", readonly=True),  # confidence_rows
-    types.Array(types.int64, 1, "C", readonly=True),  # bank_accepted
-    types.Array(types.uint64, 2, "C", readonly=True),  # limits
-    _I2,  # texts
-    _I1,  # members
-    _I1,  # ages
-    _F1,  # params
-    _F2,  # state
-    _I1,  # counts
-    _F1,  # times
-    types.Array(types.float32, 3, "C"),  # blocks
-    _I1,  # captured
-    _I1,  # age
-    _I1,  # caps
-    _I1,  # useful
-    types.Array(types.float32, 2, "C"),  # work
-    _I1,  # lengths
-    _I1,  # ended
-    _I2,  # log
+_ARRAYS = types.NamedTuple(
+    (
+        _I1,  # cfg
+        _F1,  # bounds
+        _I1,  # now
+        _I2,  # rep
+        _I2,  # req
+        _I3,  # seq
+        _I3,  # rows
+        _I2,  # heap
+        _I2,  # host
+        _I1,  # prefill_ns
+        _I2,  # table_of
+        _I2,  # verify_ns
+        _F2,  # verify_ms
+        _F2,  # believed
+        types.Array(types.float32, 2, "C", readonly=True),  # confidence
+        types.Array(types.int64, 1, "C", readonly=True),  # accepted
+        types.Array(types.uint64, 2, "C", readonly=True),  # limits
+        _I2,  # texts
+        _I1,  # members
+        _I1,  # ages
+        _F1,  # params
+        _F2,  # state
+        _I1,  # counts
+        _F1,  # times
+        types.Array(types.float32, 3, "C"),  # blocks
+        _I1,  # captured
+        _I1,  # age
+        _I1,  # caps
+        _I1,  # useful
+        types.Array(types.float32, 2, "C"),  # work
+        _I1,  # lengths
+        _I1,  # ended
+    ),
+    at.Arrays,
 )
 
 
-@njit([_ADVANCE], cache=True)
-def advance(
-    plan,
-    cfg,
-    bounds,
-    now,
-    rep,
-    req,
-    seq,
-    rows,
-    heap,
-    host,
-    prefill_ns,
-    table_of,
-    verify_ns,
-    verify_ms,
-    believed,
-    confidence_rows,
-    bank_accepted,
-    limits,
-    texts,
-    members,
-    ages,
-    params,
-    state,
-    counts,
-    times,
-    blocks,
-    captured,
-    age,
-    caps,
-    useful,
-    work,
-    lengths,
-    ended,
-    log,
-):
+@njit([types.int64(types.FunctionType(k.signature()), _ARRAYS, _I2)], cache=True)
+def advance(plan, arrays, log):
     """Run until the last scored request has ended, or until something is needed. A status of the layout."""
+    cfg, now, rep, req, seq = arrays.cfg, arrays.now, arrays.rep, arrays.req, arrays.seq
+    rows, heap, prefill_ns, texts, members = arrays.rows, arrays.heap, arrays.prefill_ns, arrays.texts, arrays.members
+    ended = arrays.ended
     turn = now[at.RESUME]  # the replica whose turn it is to start a step; -1: none
     resumed = turn >= 0
     now[at.RESUME] = -1
@@ -745,42 +678,7 @@ def advance(
             turn = now[at.STARTED]
             now[at.STARTED] += 1
         if turn >= 0:
-            status = _start_step(
-                plan,
-                cfg,
-                bounds,
-                now,
-                rep,
-                req,
-                seq,
-                rows,
-                heap,
-                host,
-                prefill_ns,
-                table_of,
-                verify_ns,
-                verify_ms,
-                believed,
-                confidence_rows,
-                bank_accepted,
-                limits,
-                texts,
-                members,
-                ages,
-                params,
-                state,
-                counts,
-                times,
-                blocks,
-                captured,
-                age,
-                caps,
-                useful,
-                work,
-                lengths,
-                turn,
-                resumed,
-            )
+            status = _start_step(plan, arrays, turn, resumed)
             resumed = False
             if status >= 0:
                 now[at.RESUME] = turn

@@ -18,7 +18,7 @@ from dsim.kernel import Kernel
 from dsim.kernel.cache import kernel_cache, kernel_of
 from dsim.options import ReplicaConfig, check_config, does_not_fit, too_large
 from dsim.policy import Policy, length_out_of_bounds, policy_name
-from dsim.prices import ArmPrices, DraftCost, nanoseconds
+from dsim.prices import CONTEXT_STEP, ArmPrices, DraftCost, nanoseconds
 from dsim.routing import check_router, replica_pairs
 from dsim.telemetry import REQUEST_COLUMNS, STEP_COLUMNS, Records
 from dsim.workload import ClosedLoop, OpenLoop, Workload, request_block, scored_too_early
@@ -40,7 +40,8 @@ def why_not(policy: Policy, drafts: DraftSource | None) -> str | None:
         return f"policy {policy_name(policy)} learns from what became of its drafts"
     if kernel_of(policy) is None:
         return f"policy {policy_name(policy)} has no kernel"
-    if drafts is not None and not isinstance(drafts, BankDrafts):
+    # A subclass may draft otherwise than its tables say.
+    if drafts is not None and type(drafts) is not BankDrafts:
         return f"the drafts of '{drafts.label}' are not replayed from a bank as they are"
     return None
 
@@ -108,6 +109,7 @@ class _Run:
         self.router, self.rng = router, np.random.default_rng(router_seed)
         self.cfg = self._config(replicas, config, gamma)
         self.bounds = np.zeros(at.BOUNDS_SIZE)
+        self.bounds[at.CONTEXT_STEP] = CONTEXT_STEP
         if cost.depends_on_context:
             self.bounds[[at.CONTEXT_LOW, at.CONTEXT_HIGH]] = cost.contexts[0], cost.contexts[-1]
         self.now = np.zeros(at.NOW_SIZE, dtype=np.int64)
@@ -128,7 +130,7 @@ class _Run:
         self._replay(gamma)
         self.ages = np.array(kernel.ages, dtype=np.int64)
         self.params = np.array(kernel.params, dtype=np.float64)
-        self.state = np.zeros((replicas, kernel.state))
+        self.state = np.tile(np.array(kernel.state, dtype=np.float64), (replicas, 1))
         self.counts, self.times = np.zeros(8, dtype=np.int64), np.zeros(5)
         self.blocks = np.ones((len(kernel.ages), seqs, gamma), dtype=np.float32)
         self.captured = np.array(self.prices.captured_sizes, dtype=np.int64)
@@ -206,7 +208,7 @@ class _Run:
             self.cfg[at.SEED] = np.array([tables.seed & ((1 << 64) - 1)], dtype=np.uint64).view(np.int64)[0]
             if tables.limits is not None:
                 self.cfg[at.TILTED], self.limits = True, np.ascontiguousarray(tables.limits)
-        self.confidence = rows
+        self.confidence, self.accepted, self.limits = _fixed(rows), _fixed(self.accepted), _fixed(self.limits)
 
     def _know(self, count: int) -> None:
         """Make the requests up to `count` known."""
@@ -244,7 +246,7 @@ class _Run:
         if self.cfg[at.BY_CONTEXT]:
             # One bucket for each stretch of contexts, and one at either end for the profile's own limits.
             longest = max(longest + int(self.cfg[at.GAMMA]) + 1, int(self.bounds[at.CONTEXT_HIGH]))
-            buckets = longest // at.CONTEXT_STEP + 4
+            buckets = longest // CONTEXT_STEP + 4
             if buckets > self.table_of.shape[1]:
                 wider = np.full((self.table_of.shape[0], 2 * buckets), -1, dtype=np.int64)
                 held = self.table_of.shape[1] - 1
@@ -288,42 +290,8 @@ class _Run:
                 self._provide(status)
 
     def _advance(self, loop: Any) -> int:
-        status: int = loop.advance(
-            self.kernel.plan,
-            self.cfg,
-            self.bounds,
-            self.now,
-            self.rep,
-            self.req,
-            self.seq,
-            self.rows,
-            self.heap,
-            self.host,
-            self.prefill_ns,
-            self.table_of,
-            self.verify_ns,
-            self.verify_ms,
-            self.believed,
-            self.confidence,
-            self.accepted,
-            self.limits,
-            self.texts,
-            self.members,
-            self.ages,
-            self.params,
-            self.state,
-            self.counts,
-            self.times,
-            self.blocks,
-            self.captured,
-            self.age,
-            self.caps,
-            self.useful,
-            self.work,
-            self.lengths,
-            self.ended,
-            self.log,
-        )
+        arrays = at.Arrays(*(getattr(self, name) for name in at.Arrays._fields))
+        status: int = loop.advance(self.kernel.plan, arrays, self.log)
         return status
 
     def _provide(self, status: int) -> None:
@@ -382,6 +350,13 @@ class _Run:
             left_contexts=bool(now[at.LEFT_CONTEXTS]),
         )
         return steps, requests, books
+
+
+def _fixed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A view of an array that the loop is compiled to read only."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def _first_requests(load: ClosedLoop | OpenLoop, max_seqs: int) -> int:

@@ -183,6 +183,44 @@ def read_drafter(path: str | Path, target: Target) -> tuple[Drafter, DrafterFile
     return drafter.eval(), about
 
 
+def take_weights(drafter: Drafter, target: Target, path: str | Path) -> dict[str, Any]:
+    """Put the weights of a drafter file into another drafter, as what its training starts from.
+
+    Between drafters with other heads only the backbone is taken: what a head learned means nothing to another one, nor
+    do the confidences about its drafts.
+
+    Returns
+    -------
+    dict
+        For provenance: kind, head, hash and anchors of the file's drafter.
+
+    Raises
+    ------
+    InputError
+        As `read_drafter`; or the two are not of one kind, width, depth, block or draft vocabulary.
+    """
+    other, about = read_drafter(path, target)
+    for item in fields(DrafterConfig):
+        ours, theirs = getattr(drafter.config, item.name), getattr(about.config, item.name)
+        if item.name not in ("head", "rank", "temperature") and ours != theirs:
+            raise InputError("does not fit the drafter", file=path, field=item.name, value=theirs, expected=str(ours))
+    if not torch.equal(other.vocabulary_head.tokens, drafter.vocabulary_head.tokens):
+        raise InputError("has another draft vocabulary", file=path, field=VOCABULARY)
+    same = (drafter.config.head, drafter.config.rank) == (about.config.head, about.config.rank)
+    weights = {
+        name: value
+        for name, value in other.state_dict().items()
+        if same or not name.startswith(("sequential.", "confidence."))
+    }
+    drafter.load_state_dict({**drafter.state_dict(), **weights})
+    return {
+        "kind": about.config.kind,
+        "head": about.config.head,
+        "hash": drafter_hash(other),
+        "anchors": about.training.get("anchors"),
+    }
+
+
 def _checked_vocabulary(tokens: Tensor, config: DrafterConfig, path: str | Path) -> Tensor:
     if tokens.dtype != torch.int32:
         raise InputError(file=path, field=VOCABULARY, value=str(tokens.dtype), expected="int32")

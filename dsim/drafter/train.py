@@ -242,6 +242,8 @@ class Trainer:
         self.anchors = 0
         self.seconds = 0.0
         self.curve: list[dict[str, Any]] = []
+        #: What `dsim.drafter.build.take_weights` said of the drafter that this one began as; None: weights as built.
+        self.started_from: dict[str, Any] | None = None
 
     @property
     def done(self) -> bool:
@@ -377,6 +379,7 @@ class Trainer:
             "config": asdict(self.drafter.config),
             "recipe": asdict(self.recipe),
             "corpus": self.corpus_note(),
+            "started_from": self.started_from,
             "step": self.step,
             "anchors": self.anchors,
             "seconds": self.seconds,
@@ -414,6 +417,14 @@ class Trainer:
             if ours != theirs:
                 raise InputError("is of another drafter", file=path, field=item.name, value=theirs, expected=str(ours))
         self._check_recipe(header, path)
+        if header["started_from"] != self.started_from:
+            raise InputError(
+                "began with the weights of another drafter",
+                file=path,
+                field="started_from",
+                value=header["started_from"],
+                expected=str(self.started_from),
+            )
         model = self.drafter.state_dict()
         _check_tensors(tensors, model, "model", path)
         tokens = "vocabulary_head.tokens"

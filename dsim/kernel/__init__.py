@@ -52,7 +52,7 @@ class Kernel:
         caps, accepted
             int64[max_seqs]: most drafts of each request; useful ones (clairvoyant policies only).
         params, state
-            float64: `params`, and `state` numbers of the replica's own that start at 0 and are the kernel's to change.
+            float64: `params`, and the replica's own numbers: at first `state`, the kernel's to change.
         work
             float32[6, max_seqs * gamma + 1024]: scratch.
         lengths
@@ -64,7 +64,7 @@ class Kernel:
     ages
         Ages, in steps, of the confidences that it reads.
     state
-        How many numbers it keeps.
+        What it remembers, as it is when a run begins: what the policy object remembers when it is asked for its kernel.
     prices
         ``prices(verify_ms, captured_sizes, gamma)``: what the policy believes of a price curve, once a curve; None:
         the curve itself.
@@ -73,7 +73,7 @@ class Kernel:
     plan: Any
     params: tuple[float, ...] = ()
     ages: tuple[int, ...] = (0,)
-    state: int = 0
+    state: tuple[float, ...] = ()
     prices: Callable[[FloatArray, IntArray, int], FloatArray] | None = None
 
 

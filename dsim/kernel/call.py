@@ -23,7 +23,7 @@ def plan_once(kernel: k.Kernel, view, state=None):
     Parameters
     ----------
     state
-        float64[kernel.state], changed in place; None: a new one.
+        float64[len(kernel.state)], changed in place; None: as a run begins.
     """
     requests, gamma = view.requests, view.gamma
     counts = [requests, gamma, view.base_tokens, view.sampling, view.caps_bind, view.queue_length, view.step]
@@ -42,7 +42,7 @@ def plan_once(kernel: k.Kernel, view, state=None):
         np.array(view.caps, dtype=np.int64),
         np.zeros(requests, dtype=np.int64) if view.accepted is None else np.array(view.accepted, dtype=np.int64),
         np.array(kernel.params, dtype=np.float64),
-        np.zeros(kernel.state) if state is None else state,
+        np.array(kernel.state, dtype=np.float64) if state is None else state,
         np.zeros((6, requests * gamma + 1024), dtype=np.float32),
         lengths,
     )

@@ -307,6 +307,28 @@ def test_a_kernel_out_of_bounds_is_refused_as_its_policy_is(length):
     assert outcome(run_compiled, options) == first
 
 
+@pytest.mark.parametrize(
+    ("policy", "memory"),
+    [
+        ("oracle", {"tokens": 1e9, "elapsed_ms": 1.0}),
+        ("marginal", {"tokens": 1e9, "elapsed_ms": 1.0}),
+        ("vllm-ascend:interval=9", {"steps": 5, "length": 2}),
+    ],
+)
+def test_a_policy_that_served_before_goes_on_with_what_it_remembers(policy, memory):
+    def served():
+        made = load_policy(policy)
+        for name, value in memory.items():
+            assert hasattr(made, name)
+            setattr(made, name, value)
+        return made
+
+    cost = VaryingCost(by_requests=False, by_context=False, step_ms=1.0, token_ms=0.1)
+    new, first = (outcome(run_cluster, plain(policy=made, cost=cost)) for made in (load_policy(policy), served()))
+    assert new.steps["drafts"].tolist() != first.steps["drafts"].tolist()
+    assert_same(first, outcome(run_compiled, plain(policy=served(), cost=cost)))
+
+
 def test_what_cannot_be_compiled_is_named():
     class Quiet(Mine):
         kernel = None
@@ -322,6 +344,10 @@ def test_what_cannot_be_compiled_is_named():
     class Live:
         label = "live:tiny"
 
+    class Halved(BankDrafts):
+        def draft(self, *arguments):
+            raise AssertionError
+
     class Changed(Mine):
         def plan(self, view):
             return np.zeros(view.requests, dtype=np.int64)
@@ -330,6 +356,9 @@ def test_what_cannot_be_compiled_is_named():
     assert "has no kernel" in why_not(Changed(1), None)
     assert "learns" in why_not(Learning(1), None)
     assert "not replayed" in why_not(Mine(1), Live())
+    bank = recorded_bank(3, texts=2, length=30, ragged=25)
+    assert why_not(Mine(1), BankDrafts(bank, seed=1)) is None
+    assert "not replayed" in why_not(Mine(1), Halved(bank, seed=1))
     with pytest.raises(InputError, match="offers no kernel"):
         why_not(Wrong(1), None)
     assert outcome(run_compiled, plain(policy=Quiet(1))).startswith("InputError: field 'engine': this run cannot be")

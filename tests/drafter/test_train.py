@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from dsim.drafter.build import Drafter, drafter_hash, read_drafter, read_tensors, write_drafter, write_tensors
+from dsim.drafter.build import (
+    Drafter,
+    drafter_hash,
+    read_drafter,
+    read_tensors,
+    take_weights,
+    write_drafter,
+    write_tensors,
+)
 from dsim.drafter.corpus import Corpus, generate_corpus
 from dsim.drafter.drafter import FINAL
 from dsim.drafter.losses import Losses
@@ -27,6 +35,7 @@ from dsim.drafter.train import (
     Trainer,
     example,
     learning_rate,
+    new_drafter,
     tap_columns,
     usable_anchors,
 )
@@ -355,8 +364,6 @@ def test_another_drafter(start: Start, straight: Any) -> None:
 def test_another_draft_vocabulary(
     tiny: LlamaTarget, corpora: tuple[Corpus, Corpus], make_fresh: Any, straight: Any
 ) -> None:
-    from dsim.drafter.train import new_drafter
-
     config = make_fresh("markov").config
     other = new_drafter(config, tiny, torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, 11]), 0)
     trainer = Trainer(other, tiny, *corpora, SHORT)
@@ -418,6 +425,70 @@ def test_a_shorter_training_whose_rate_would_have_fallen(start: Start, tmp_path:
     trainer.run(checkpoint=part, progress=False, evaluations=1, until=lambda: trainer.anchors > 90)
     with pytest.raises(InputError, match=r"field 'anchors': .* would have begun to fall, .*got 200, expected 100"):
         start(anchors=100).resume(part)
+
+
+# -- starting from another drafter ------------------------------------------------------------------------
+
+
+def kept(trainer: Trainer, tmp_path: Path) -> Path:
+    """The drafter file of a training."""
+    file = tmp_path / "other.safetensors"
+    write_drafter(trainer.drafter, file, trainer.drafter_file())
+    return file
+
+
+def test_starting_from_a_drafter_with_the_same_head_takes_everything(
+    tiny: LlamaTarget, make_fresh: Any, straight: Any, tmp_path: Path
+) -> None:
+    trained, _ = straight("markov")
+    new = make_fresh("markov")
+    note = take_weights(new, tiny, kept(trained, tmp_path))
+    assert drafter_hash(new) == drafter_hash(trained.drafter) == note["hash"]
+    assert (note["kind"], note["head"], note["anchors"]) == ("dspark", "markov", trained.anchors)
+
+
+def test_starting_from_a_drafter_with_another_head_takes_the_backbone(
+    tiny: LlamaTarget, make_fresh: Any, straight: Any, tmp_path: Path
+) -> None:
+    trained, _ = straight("markov")
+    file = kept(trained, tmp_path)
+    taps = trained.drafter.config.taps
+    new, untouched = make_fresh("rnn", taps=taps), make_fresh("rnn", taps=taps).state_dict()
+    take_weights(new, tiny, file)
+    theirs = trained.drafter.state_dict()
+    changed = {name for name, value in new.state_dict().items() if not torch.equal(value, untouched[name])}
+    assert "layers.0.q.weight" in changed
+    for name, value in new.state_dict().items():
+        own = name.startswith(("sequential.", "confidence."))
+        assert torch.equal(value, untouched[name] if own else theirs[name]), name
+
+
+def test_starting_from_what_does_not_fit(tiny: LlamaTarget, make_fresh: Any, straight: Any, tmp_path: Path) -> None:
+    file = kept(straight("markov")[0], tmp_path)
+    with pytest.raises(InputError, match=r"field 'gamma': does not fit the drafter, got 4, expected 2"):
+        take_weights(make_fresh("markov", gamma=2), tiny, file)
+    with pytest.raises(InputError, match="field 'kind': does not fit the drafter, got 'dspark', expected eagle3"):
+        take_weights(make_fresh("eagle3"), tiny, file)
+    config = make_fresh("markov").config
+    other = new_drafter(config, tiny, torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, 11]), 0)
+    with pytest.raises(InputError, match="has another draft vocabulary"):
+        take_weights(other, tiny, file)
+
+
+def test_a_checkpoint_remembers_what_it_started_from(
+    tiny: LlamaTarget, start: Start, straight: Any, tmp_path: Path
+) -> None:
+    file, part = kept(straight("markov")[0], tmp_path), tmp_path / "part.safetensors"
+    trainer = start()
+    trainer.started_from = take_weights(trainer.drafter, tiny, file)
+    trainer.run(checkpoint=part, progress=False, evaluations=1, until=after(trainer, 2))
+    assert trainer.drafter_file().training["started_from"]["anchors"] == straight("markov")[0].anchors
+    again = start()
+    with pytest.raises(InputError, match="field 'started_from': began with the weights of another drafter"):
+        again.resume(part)
+    again.started_from = take_weights(again.drafter, tiny, file)
+    again.resume(part)
+    assert again.step == trainer.step
 
 
 # -- damaged checkpoints ----------------------------------------------------------------------------------

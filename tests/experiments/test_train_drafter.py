@@ -76,6 +76,15 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def test_starting_from_another_drafter(whole: Path, tmp_path: Path) -> None:
+    run(tmp_path / "out", "--start", str(whole / "drafter.safetensors"), drafter__head='"rnn"')
+    _, about = read_drafter(tmp_path / "out" / "drafter.safetensors", tiny_target())
+    assert about.training["started_from"]["head"] == "markov"
+    # Without --start the checkpoint is another training's.
+    with pytest.raises(InputError, match="began with the weights of another drafter"):
+        run(tmp_path / "out", drafter__head='"rnn"')
+
+
 # -- what comes out ---------------------------------------------------------------------------------------
 
 
