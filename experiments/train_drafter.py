@@ -22,6 +22,7 @@ import tomli_w
 import torch
 
 from dsim.drafter.build import take_weights, write_drafter
+from dsim.drafter.confidence import fit_confidence
 from dsim.drafter.corpus import Corpus
 from dsim.drafter.prompts import Prompt, generate_prompts, read_prompts, split_prompts
 from dsim.drafter.recipe import RecipeFile, load_recipe, text_folder
@@ -205,14 +206,24 @@ def train(
         print(f"goes on from {trainer.anchors:,} anchors")
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     trainer.run(checkpoint=checkpoint, until=lambda: deadline is not None and time.monotonic() > deadline)
-    write_results(trainer, recipe, mass, device, out)
+    notes: dict[str, Any] = {"vocabulary_mass": round(mass, 5)}
+    wanted = recipe.confidence
+    if trainer.done and wanted.sequences:
+        # Last, and not in the checkpoint: whoever goes on from there trains the head as before.
+        fitted = fit_confidence(drafter, target, reserved, sequences=wanted.sequences, seed=wanted.seed)
+        notes["confidence"] = fitted
+        print(
+            f"confidence head: fitted on {fitted['drafts']:,} drafts about text that was not trained on, mean cross "
+            f"entropy {fitted['nats_before']:.3f} -> {fitted['nats_after']:.3f} nats"
+        )
+    write_results(trainer, recipe, notes, device, out)
 
 
-def write_results(trainer: Trainer, recipe: RecipeFile, mass: float, device: str, out: Path) -> None:
-    """Drafter file, curve, figure, recipe; and a table of the last measurement."""
+def write_results(trainer: Trainer, recipe: RecipeFile, notes: dict[str, Any], device: str, out: Path) -> None:
+    """Drafter file with these notes in it, curve, figure, recipe; and a table of the last measurement."""
     config = trainer.drafter.config
     about = trainer.drafter_file()
-    about.training["vocabulary_mass"] = round(mass, 5)
+    about.training.update(notes)
     about.training["device"] = device_text(device)
     curve = curve_table(trainer.curve)
     with staged_output(out) as stage:

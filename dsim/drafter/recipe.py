@@ -75,6 +75,21 @@ class DrafterSection(_Section):
     taps: list[int] = [2, 11, 20, 29, FINAL]
 
 
+class ConfidenceSection(_Section):
+    """The fit of the confidence head at the end (`dsim.drafter.confidence`).
+
+    Attributes
+    ----------
+    sequences
+        Answers to fit it on, of those that the draft vocabulary was chosen by; 0: it stays as it was trained.
+    seed
+        Of the drafts.
+    """
+
+    sequences: int = Field(default=256, ge=0)
+    seed: int = Field(default=0, ge=0)
+
+
 class RecipeFile(_Section):
     """A whole recipe."""
 
@@ -82,6 +97,7 @@ class RecipeFile(_Section):
     text: TextSection = TextSection()
     drafter: DrafterSection = DrafterSection()
     training: Recipe = Recipe()
+    confidence: ConfidenceSection = ConfidenceSection()
 
     def config(self, target: Target) -> DrafterConfig:
         """The drafter's description for a target.

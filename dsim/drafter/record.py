@@ -28,7 +28,7 @@ from torch import Tensor
 from dsim.drafter.build import Drafter, check_target
 from dsim.drafter.corpus import Corpus
 from dsim.drafter.drafter import FINAL, Block
-from dsim.drafter.sampling import couple
+from dsim.drafter.sampling import CoupledDraws
 from dsim.drafter.target import Target
 from dsim.drafter.vocabulary import Vocabulary, vocabulary_of
 from dsim.errors import InputError
@@ -65,31 +65,13 @@ def joined(parts: Sequence[Rows]) -> Rows:
     )
 
 
-class _Draws:
-    """One drafter's blocks at all anchors of one text: draws the tokens, keeps what the target's pass needs."""
+@dataclass(frozen=True)
+class _Job:
+    """One drafter's blocks at all anchors of one text, and the vocabulary that they were drawn from."""
 
-    def __init__(self, vocabulary: Vocabulary, p_target: Tensor, text: Tensor, p_text: Tensor, u: Tensor) -> None:
-        # p_target [P, V] and p_text [P]: of the tokens after the first anchor; anchor a's draft k is at row a + k.
-        # u [A, gamma, 2].
-        self.vocabulary = vocabulary
-        self.inside = p_target[:, vocabulary.tokens]
-        self.text = vocabulary.local[text]
-        self.p_text = p_text
-        self.u = u
-        anchors, gamma, _ = u.shape
-        self.alive = torch.ones(anchors, dtype=torch.bool, device=u.device)
-        self.accepted = torch.zeros(anchors, dtype=torch.int64, device=u.device)
-        self.alpha = torch.zeros(anchors, gamma, device=u.device)
-        self.p_draft: list[Tensor] = []
-
-    def __call__(self, k: int, p_draft: Tensor) -> Tensor:
-        rows = torch.arange(k, k + len(p_draft), device=p_draft.device)
-        p_target = self.inside[rows]
-        self.alpha[:, k] = torch.minimum(p_draft, p_target).sum(dim=1)
-        self.p_draft.append(p_draft)
-        chosen, self.alive = couple(p_draft, p_target, self.text[rows], self.p_text[rows], self.alive, self.u[:, k])
-        self.accepted += self.alive
-        return chosen
+    vocabulary: Vocabulary
+    draws: CoupledDraws
+    block: Block
 
 
 @dataclass(frozen=True)
@@ -235,7 +217,7 @@ def record_text(
     p_target = torch.softmax(target.logits(hidden[0, prompt:]) / temperature, dim=-1)
     after = text[prompt + 1 :]
     p_text = p_target.gather(1, after[:, None]).squeeze(1)
-    jobs: list[tuple[_Draws, Block]] = []
+    jobs: list[_Job] = []
     for drafter in drafters:
         gamma = drafter.config.gamma
         at = torch.arange(prompt, tokens.size - gamma, device=device)
@@ -244,27 +226,28 @@ def record_text(
         vocabulary = vocabulary_of(drafter.vocabulary_head.tokens, target.vocab_size, text[:prompt])
         for draw in range(draws):
             own = torch.from_numpy(uniforms[draw, : len(at), :gamma]).to(device)
-            state = _Draws(vocabulary, p_target, after, p_text, own)
-            jobs.append((state, drafter.draft(context, text[at], at, vocabulary, temperature, state)))
+            state = CoupledDraws(p_target[:, vocabulary.tokens], vocabulary.local[after], p_text, own)
+            block = drafter.draft(context, text[at], at, vocabulary, temperature, state)
+            jobs.append(_Job(vocabulary, state, block))
     _score_rest(target, cache, jobs, prompt, temperature, at_once)
     return [
-        joined([_rows(*jobs[index * draws + draw], rows) for draw in range(draws)]) for index in range(len(drafters))
+        joined([_rows(jobs[index * draws + draw], rows) for draw in range(draws)]) for index in range(len(drafters))
     ]
 
 
 def _score_rest(
     target: Target,
     cache: Any,
-    jobs: Sequence[tuple[_Draws, Block]],
+    jobs: Sequence[_Job],
     first: int,
     temperature: float,
     at_once: int,
 ) -> None:
     """Fill in alpha of the drafts after each block's first rejection; `first` is the position of the first anchor."""
     paths = []
-    for state, block in jobs:
-        drafted = block.tokens.cpu().numpy()
-        accepted = state.accepted.cpu().numpy()
+    for job in jobs:
+        drafted = job.block.tokens.cpu().numpy()
+        accepted = job.draws.accepted.cpu().numpy()
         gamma = drafted.shape[1]
         # The first rejected draft is number accepted (from 0); the last draft's successor is not asked for.
         place = accepted[:, None] + np.arange(gamma - 1)
@@ -289,7 +272,8 @@ def _score_rest(
             cache,
         )
         p_target = torch.softmax(target.logits(hidden) / temperature, dim=-1)
-        for (state, _), own in zip(jobs, nodes, strict=True):
+        for job, own in zip(jobs, nodes, strict=True):
+            state = job.draws
             where, depth = np.nonzero((own >= 0) & (local[own] >= 0))
             if not where.size:
                 continue
@@ -300,12 +284,13 @@ def _score_rest(
             # One draft position at a time: all rows at once would copy the whole vocabulary for each.
             for position in np.unique(k).tolist():
                 mine = columns == position
-                laws = p_target[node[mine]][:, state.vocabulary.tokens]
+                laws = p_target[node[mine]][:, job.vocabulary.tokens]
                 drawn = state.p_draft[position][rows[mine]]
                 state.alpha[rows[mine], position] = torch.minimum(drawn, laws).sum(dim=1)
 
 
-def _rows(state: _Draws, block: Block, rows: int) -> Rows:
+def _rows(job: _Job, rows: int) -> Rows:
+    state, block = job.draws, job.block
     anchors, gamma = state.alpha.shape
     confidence = np.zeros((rows, gamma), dtype=np.float32)
     alpha = np.zeros((rows, gamma), dtype=np.float32)

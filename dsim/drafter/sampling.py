@@ -180,3 +180,49 @@ def couple(
     follows = alive & ~rejected(p_text, p_own, u[:, 0])
     source = torch.where(alive[:, None], residual(p_draft, p_target), p_draft)
     return torch.where(follows, text, pick(source, u[:, 1])), follows
+
+
+class CoupledDraws:
+    """Draws the blocks at consecutive anchors of one text jointly with it: a `Choose` that keeps what became of them.
+
+    Parameters
+    ----------
+    p_target
+        [P, E]: the target's law of each token after the first anchor, over the draft vocabulary. Draft k (from 0) of
+        anchor a stands at row a + k.
+    text
+        int64[P]: the text's tokens there, as indices, E where outside the vocabulary.
+    p_text
+        [P]: target probabilities of these tokens (of those outside it is not asked).
+    u
+        float64[A, gamma, 2] in [0, 1).
+
+    Attributes
+    ----------
+    accepted
+        int64[A]: drafts that follow the text, of those drawn so far.
+    alpha
+        [A, gamma]: chance that a draft is accepted, right where the block follows the text up to it (k <= accepted).
+    p_draft
+        One [A, E] a position: what the drafts were drawn from.
+    """
+
+    def __init__(self, p_target: Tensor, text: Tensor, p_text: Tensor, u: Tensor) -> None:
+        self._p_target, self._text, self._p_text, self._u = p_target, text, p_text, u
+        anchors, gamma, _ = u.shape
+        self._alive = torch.ones(anchors, dtype=torch.bool, device=u.device)
+        self.accepted = torch.zeros(anchors, dtype=torch.int64, device=u.device)
+        self.alpha = torch.zeros(anchors, gamma, device=u.device)
+        self.p_draft: list[Tensor] = []
+
+    def __call__(self, k: int, p_draft: Tensor) -> Tensor:
+        """See `dsim.drafter.drafter.Choose`."""
+        rows = torch.arange(k, k + len(p_draft), device=p_draft.device)
+        p_target = self._p_target[rows]
+        self.alpha[:, k] = torch.minimum(p_draft, p_target).sum(dim=1)
+        self.p_draft.append(p_draft)
+        chosen, self._alive = couple(
+            p_draft, p_target, self._text[rows], self._p_text[rows], self._alive, self._u[:, k]
+        )
+        self.accepted += self._alive
+        return chosen
