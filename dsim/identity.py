@@ -13,8 +13,8 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
+import pkgutil
 import platform
-import re
 import site
 import sys
 import sysconfig
@@ -22,8 +22,10 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import resources
+from importlib.machinery import PathFinder
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -31,12 +33,12 @@ import numpy as np
 from dsim.drafts.bank import shipped_bank_file
 from dsim.errors import InputError
 from dsim.files import file_digest
-from dsim.policy import Policy, load_policy
+from dsim.policy import Policy, load_policy, parse_spec, policy_module
 from dsim.scenario import Point
 from dsim.schema import SHIPPED_BANKS, ArmSection, LiveSection, Scenario
 
 #: Part of every hash: another number, and nothing that was kept is found again.
-VERSION = 1
+VERSION = 2
 
 #: What no run reaches: the layers above `dsim.scenario` (the import contracts keep them there), and live drafting,
 #: which counts where drafts are live.
@@ -102,7 +104,7 @@ def arm_identity(
         "engine": "step" if engine == "step" else "fast",
         "scenario": _text(_relevant(scenario, section, open_loop=open_loop, windows=windows)),
         "bank": _bank_digest(scenario, section),
-        "policy": _text(sorted({digest for file in _policy_files(section) for digest in _sources(file)})),
+        "policy": _text(sorted({part for module in _policy_modules(section) for part in _sources(module)})),
     }
     if scenario.drafts.source == "live" and scenario.gamma(section):
         found["live"] = _text(_live(scenario, section))
@@ -129,7 +131,6 @@ def _relevant(scenario: Scenario, arm: ArmSection, *, open_loop: bool, windows: 
     found = scenario.canonical()
     for name in ("name", "arms"):
         del found[name]
-    found["arm"] = {"policy": arm.policy, "drafter": arm.drafter, "gamma": scenario.gamma(arm)}
     found["drafters"] = {name: section for name, section in found["drafters"].items() if name == arm.drafter}
     found["drafts"].pop("gamma")
     found["measure"].pop("seeds")
@@ -141,8 +142,8 @@ def _relevant(scenario: Scenario, arm: ArmSection, *, open_loop: bool, windows: 
         load.pop(name, None)
     if not windows:
         load.pop("window_s")
-    pinned: dict[str, Any] = _pinned(found)
-    return pinned
+    arm_part = {"policy": _pinned_spec(arm.policy), "drafter": arm.drafter, "gamma": scenario.gamma(arm)}
+    return {**_pinned(found), "arm": arm_part}
 
 
 def _pinned(value: Any) -> Any:
@@ -151,25 +152,42 @@ def _pinned(value: Any) -> Any:
         return {key: _pinned(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_pinned(item) for item in value]
-    if not isinstance(value, str):
-        return value
-    # Paths stand alone or within a policy's spec: file.py:Class:table=prices.json,lag=2
-    return "".join(_pinned_word(word) for word in re.split(r"([:=,])", value))
+    return _pinned_text(value) if isinstance(value, str) else value
 
 
-def _pinned_word(word: str) -> str:
-    if not ("/" in word or "." in word):
-        return word
-    path = Path(word)
+def _pinned_spec(spec: str) -> list[Any]:
+    """A policy's name and parameters, files among them by their content; they may lie beside the policy's own."""
+    name, parameters = parse_spec(spec)
+    place, _, what = name.rpartition(":")
+    if place.endswith(".py"):
+        name = f"{_pinned_text(place)}:{what}"
+    source = getattr(policy_module(spec), "__file__", None)
+    beside = () if source is None else (Path(source).parent,)
+    return [
+        name,
+        {key: _pinned_text(value, *beside) if isinstance(value, str) else value for key, value in parameters.items()},
+    ]
+
+
+def _pinned_text(text: str, *folders: Path) -> str:
+    """A path, from here or from one of the folders, as the file's name and digest; anything else as it is.
+
+    What happens to be called like a file counts as one: that costs a run, the other way round would cost the truth.
+    """
+    files: set[Path] = set()
     try:
-        if not path.is_file():
-            return word
-        files = [path]
-        if path.suffix in (".toml", ".csv"):  # a profile has two
-            files += [other for other in (path.with_suffix(".csv"), path.with_suffix(".toml")) if other.is_file()]
-        return f"{path.name}#" + "+".join(sorted({file_digest(file) for file in files}))
+        for path in (folder / text for folder in (Path(), *folders)):
+            if not path.is_file():
+                continue
+            files.add(path.resolve())
+            if path.suffix in (".toml", ".csv"):  # a profile has two
+                pair = (path.with_suffix(".csv"), path.with_suffix(".toml"))
+                files |= {other.resolve() for other in pair if other.is_file()}
+        if not files:
+            return text
+        return f"{Path(text).name}#" + "+".join(sorted({f"{file_digest(file)}{file.suffix}" for file in files}))
     except (OSError, ValueError):
-        return word
+        return text
 
 
 def _bank_digest(scenario: Scenario, arm: ArmSection) -> str:
@@ -264,40 +282,64 @@ def callable_identity(made: Callable[..., Any] | None, field: str) -> str:
     if made is None:
         return ""
     name, module = getattr(made, "__qualname__", ""), sys.modules.get(getattr(made, "__module__", ""))
-    file = getattr(module, "__file__", None)
-    if file is None or getattr(module, name, None) is not made:
+    if module is None or getattr(module, "__file__", None) is None or getattr(module, name, None) is not made:
         raise InputError(
             "cannot be told from others by its name, so that its results cannot be kept",
             field=field,
             value=repr(made),
             expected="a function or class at the top level of a module, or no store",
         )
-    return _text([name, sorted(set(_sources(Path(file))))])
+    return _text([name, sorted(set(_sources(module)))])
 
 
-def _policy_files(arm: ArmSection) -> Iterator[Path]:
-    """The files in which an arm's policy, and those that it holds, are defined."""
-    yield from _class_files(load_policy(arm.policy))
+def _policy_modules(arm: ArmSection) -> Iterator[ModuleType]:
+    """The modules that an arm's policy comes from: the one that its spec names, and those of all classes in it."""
+    yield policy_module(arm.policy)
+    waiting: list[Any] = [load_policy(arm.policy)]
+    seen: set[int] = set()
+    while waiting:
+        item = waiting.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, dict):
+            waiting += item.values()
+        elif isinstance(item, list | tuple | set | frozenset):
+            waiting += item
+        elif not isinstance(item, str | int | float | np.ndarray) and isinstance(item, Policy):
+            for level in type(item).__mro__[:-1]:
+                if level.__module__ in sys.modules:
+                    yield sys.modules[level.__module__]
+                slots = level.__dict__.get("__slots__", ())
+                waiting += [getattr(item, slot, None) for slot in ([slots] if isinstance(slots, str) else slots)]
+            waiting += getattr(item, "__dict__", {}).values()
 
 
-def _class_files(policy: object) -> Iterator[Path]:
-    for level in type(policy).__mro__[:-1]:
-        file = getattr(sys.modules.get(level.__module__), "__file__", None)
-        if file is not None:
-            yield Path(file)
-    for part in getattr(policy, "__dict__", {}).values():
-        if isinstance(part, Policy):
-            yield from _class_files(part)
-
-
-def _sources(file: Path) -> Iterator[str]:
-    """Digests of a source file and of all local ones that it imports, directly or not."""
-    file = file.resolve()
-    for path in _reached(file, file_digest(file)):
+def _sources(module: ModuleType) -> Iterator[tuple[str, str]]:
+    """Name and digest of a module's source file and of all local ones that it imports, directly or not."""
+    if getattr(module, "__file__", None) is None:
+        return
+    file = Path(str(module.__file__)).resolve()
+    for name, path in _reached(_name_of(module), file, _digest_of(file)):
+        digest = _digest_of(path)
         # A policy's own file is loaded again when it has changed, anything else is not.
         if path != file or file not in _policies_from_files():
             _must_be_older(path)
-        yield file_digest(path)
+        yield name, digest
+
+
+def _name_of(module: ModuleType) -> str:
+    """A module's full name; ``./file.py`` for one that was not found by its name (a policy's file, a script)."""
+    name = module.__name__ if module.__spec__ is None else module.__spec__.name
+    if name == "__main__" or name.startswith(_FROM_FILE):
+        return f"./{Path(str(module.__file__)).name}"
+    return name
+
+
+def _digest_of(path: Path) -> str:
+    if not path.is_file():
+        raise UnknowableError(f"{path} is no file of its own")
+    return file_digest(path)
 
 
 def _must_be_older(path: Path) -> None:
@@ -305,54 +347,78 @@ def _must_be_older(path: Path) -> None:
         raise UnknowableError(f"{path} was written while this process was running")
 
 
+#: How names begin of modules that `dsim.policy` made of files.
+_FROM_FILE = "dsim_policy_"
+
+
 def _policies_from_files() -> set[Path]:
     return {
         Path(str(module.__file__)).resolve()
         for name, module in list(sys.modules.items())
-        if name.startswith("dsim_policy_") and getattr(module, "__file__", None)
+        if name.startswith(_FROM_FILE) and getattr(module, "__file__", None)
     }
 
 
 @cache
-def _reached(file: Path, _content: str) -> tuple[Path, ...]:
-    """A source file, and the files of local modules that it imports; ones that every run can reach are left out."""
-    found, waiting, own = [file], [file], _package_of(file)[:1]
-    while waiting:
-        path = waiting.pop()
-        for name in _imports(path):
-            other = _local_file(name, tuple(own))
-            if other is not None and other not in found:
-                found.append(other)
-                waiting.append(other)
-    return tuple(found)
+def _reached(name: str, file: Path, _content: str) -> tuple[tuple[str, Path], ...]:
+    """A module, the packages that it is in, and the local modules that they import; each as its name and its file.
+
+    Modules that every run can reach are left out. Names belong to it: two files that change places change what runs.
+    """
+    by_name = not name.startswith("./")
+    own = name.partition(".")[0] if by_name else _package_of(file)
+    found = {name: file}
+    wanted = [*([name] if by_name else []), *_imports(name, file)]
+    while wanted:
+        for other, path in _local_files(wanted.pop(), own):
+            if other not in found:
+                found[other] = path
+                wanted += _imports(other, path)
+    return tuple(found.items())
 
 
-def _imports(path: Path) -> Iterator[str]:
-    """Dotted names that a source file may import, wherever in it; names out of a module count as its parts too."""
-    if path.suffix != ".py":
-        return
-    package = _package_of(path)
-    for node in ast.walk(ast.parse(path.read_bytes())):
+def _imports(module: str, path: Path) -> Iterator[str]:
+    """Full names that a module may import, wherever in it; names out of a module count as its parts too."""
+    try:
+        found = list(ast.walk(ast.parse(path.read_bytes()))) if path.suffix == ".py" and path.is_file() else []
+    except (SyntaxError, ValueError, RecursionError):
+        return  # it cannot be run: what it would import does not matter
+    package = [] if module.startswith("./") else module.split(".")[: None if path.stem == "__init__" else -1]
+
+    def absolute(name: str, level: int) -> str:
+        above = package[: max(0, len(package) - level + 1)] if level else []
+        return ".".join([*above, *([name] if name else [])])
+
+    importers = {"import_module", "__import__"} | {
+        name.asname
+        for node in found
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+        if name.name == "import_module" and name.asname
+    }
+    for node in found:
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
+            base = absolute(node.module or "", node.level)
             yield base
             yield from (f"{base}.{name.name}" for name in node.names)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
-            if called == "import_module" and node.args and isinstance(node.args[0], ast.Constant):
-                yield str(node.args[0].value)
+            given = [*node.args[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "name")]
+            if called not in importers or not given or not isinstance(given[0], ast.Constant):
+                continue
+            text = str(given[0].value)
+            name = text.lstrip(".")
+            yield absolute(name, len(text) - len(name))
 
 
-def _package_of(path: Path) -> list[str]:
-    names: list[str] = []
-    folder = path.parent
+def _package_of(path: Path) -> str:
+    """The outermost package that a file lies in; empty where it lies in none."""
+    name, folder = "", path.parent
     while (folder / "__init__.py").is_file():
-        names.insert(0, folder.name)
-        folder = folder.parent
-    return names
+        name, folder = folder.name, folder.parent
+    return name
 
 
 #: Where code lies that somebody else wrote and a version number stands for.
@@ -366,29 +432,34 @@ _INSTALLED = tuple(
 )
 
 
-def _local_file(name: str, own: tuple[str, ...]) -> Path | None:
-    """The source of a module; None where every run reaches it, where it is installed, or where there is none.
+def _local_files(name: str, own: str) -> Iterator[tuple[str, Path]]:
+    """Name and file of a module and of the packages that it is in, as far as there are such.
 
-    Nothing is imported on the way. `own` are packages that count wherever they are.
+    Left out is what every run reaches, and what is installed. Nothing is imported on the way. `own` is a package that
+    counts wherever it is.
     """
-    top, *parts = name.split(".")
-    if top == "traces" or (top == "dsim" and (not parts or parts[0] not in _OF_SCRIPTS)):
-        return None
+    dotted, *parts = name.split(".")
+    if dotted == "traces" or (dotted == "dsim" and (not parts or parts[0] not in _OF_SCRIPTS)):
+        return
+    counts = dotted in ("dsim", "policies", "experiments", own)
     try:
-        spec = importlib.util.find_spec(top)
+        spec = importlib.util.find_spec(dotted)
     except (ImportError, AttributeError, ValueError):
-        return None
-    if spec is None or spec.origin is None or not spec.has_location:
-        return None
-    path = Path(spec.origin).resolve()
-    if top not in ("dsim", "policies", "experiments", *own) and any(path.is_relative_to(old) for old in _INSTALLED):
-        return None
-    for part in parts:
-        inside = path.parent
-        if path.name != "__init__.py":
-            return None
-        module, package = inside / f"{part}.py", inside / part / "__init__.py"
-        if not (module.is_file() or package.is_file()):
-            return None
-        path = package if package.is_file() else module
-    return path
+        return
+    while spec is not None:
+        if spec.origin is not None and spec.has_location:
+            path = Path(spec.origin).resolve()
+            if not counts and any(path.is_relative_to(folder) for folder in _INSTALLED):
+                return
+            yield dotted, path
+        # A package without an __init__.py has folders, too, and no file.
+        if not parts or spec.submodule_search_locations is None:
+            return
+        folders = list(spec.submodule_search_locations)
+        part = parts.pop(0)
+        if part == "*":
+            for item in pkgutil.iter_modules(folders):
+                yield from _local_files(f"{dotted}.{item.name}", own)
+            return
+        dotted = f"{dotted}.{part}"
+        spec = PathFinder.find_spec(part, folders)

@@ -502,7 +502,19 @@ def length_out_of_bounds(policy: object, request: int, length: int, cap: int) ->
     )
 
 
-def _resolve(name: str) -> Callable[..., Any]:
+def policy_module(spec: str) -> ModuleType:
+    """The module that a spec names. Its policy's class may be defined elsewhere: what is called may be a function.
+
+    Raises
+    ------
+    InputError
+        As `load_policy`.
+    """
+    return _place(parse_spec(spec)[0])[0]
+
+
+def _place(name: str) -> tuple[ModuleType, str, str]:
+    """The module that a policy's name stands for, what it is called there, and what in it is meant."""
     # Built-in names come first; looking through all installed packages takes milliseconds.
     target = BUILTIN_POLICIES.get(name) or known_policies().get(name, name)
     module_name, colon, class_name = target.rpartition(":")
@@ -514,6 +526,11 @@ def _resolve(name: str) -> Callable[..., Any]:
             expected=f"one of {known}, package.module:Class or path/file.py:Class",
         )
     module = _load_file(Path(module_name)) if module_name.endswith(".py") else _load_module(module_name, name)
+    return module, module_name, class_name
+
+
+def _resolve(name: str) -> Callable[..., Any]:
+    module, module_name, class_name = _place(name)
     try:
         found = getattr(module, class_name)
     except AttributeError:

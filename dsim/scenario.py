@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -65,6 +66,7 @@ from traces import (
     OnOff,
     Poisson,
     Trace,
+    WindowError,
     synthetic_trace,
 )
 
@@ -95,11 +97,20 @@ def _stamp(*names: object) -> tuple[object, ...]:
 
 @lru_cache(maxsize=16)
 def _trace(workload: WorkloadSection, _files: tuple[object, ...]) -> Trace:
-    if workload.synthetic is None:
-        return _read(workload, workload.window_s)
-    s = workload.synthetic
-    trace = synthetic_trace(s.requests, arrivals=_arrivals(s), lengths=_lengths(s, workload), seed=s.seed)
-    return trace if workload.window_s is None else trace.window(*workload.window_s)
+    try:
+        if workload.synthetic is None:
+            return _read(workload, workload.window_s)
+        s = workload.synthetic
+        trace = synthetic_trace(s.requests, arrivals=_arrivals(s), lengths=_lengths(s, workload), seed=s.seed)
+        return trace if workload.window_s is None else trace.window(*workload.window_s)
+    except WindowError as error:
+        raise InputError(
+            error.message,
+            file=error.file,
+            field="workload.window_s",
+            value=list(workload.window_s or ()),
+            expected=error.expected,
+        ) from None
 
 
 def _arrivals(s: SyntheticSection) -> Poisson | Gamma | OnOff:
@@ -224,6 +235,21 @@ class Point:
     seed: int
     users: int | None = None
     rate_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        # NumPy's numbers become Python's own: the same point is the same, in tables and in what is kept of it.
+        for name, kind, expected in (
+            ("seed", operator.index, "an integer"),
+            ("users", operator.index, "an integer"),
+            ("rate_scale", float, "a number"),
+        ):
+            value = getattr(self, name)
+            if value is None and name != "seed":
+                continue
+            try:
+                object.__setattr__(self, name, kind(value))
+            except (TypeError, ValueError):
+                raise InputError(field=name, value=value, expected=expected) from None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 from dsim.drafts.quality import parse_quality
 from dsim.drafts.tilt import check_curve
 from dsim.errors import InputError
+from traces import shipped_traces
 
 Positive = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
@@ -129,7 +130,7 @@ class DraftsSection(_Section):
     target themselves.
     """
 
-    source: Source = "synthetic"
+    source: Source = "tilted"
     preset: str | None = None
     gamma: Annotated[int, Field(ge=0, le=64)] = 5
     domains: dict[str, NotNegative] | None = None
@@ -640,15 +641,16 @@ def resolve_files(scenario: Scenario, folder: Path) -> Scenario:
     """Make the paths of banks, drafters, traces, profiles and policies absolute (relative to the scenario's folder)."""
 
     def absolute(text: str) -> str:
-        name, _, rest = text.partition(":")
-        for base in (folder, Path()):
-            if name and (base / name).is_file():
-                return str((base / name).resolve()) + (f":{rest}" if rest else "")
+        # A path may hold colons itself.
+        for name, _, rest in ((text, "", ""), text.partition(":")):
+            for base in (folder, Path()):
+                if name and (base / name).is_file():
+                    return str((base / name).resolve()) + (f":{rest}" if rest else "")
         return text
 
     raw = scenario.model_dump(mode="python")
     raw["cost"]["profile"] = absolute(raw["cost"]["profile"])
-    if raw["workload"]["trace"] is not None:
+    if raw["workload"]["trace"] not in (None, *shipped_traces()):  # a file of such a name is ./NAME
         raw["workload"]["trace"] = absolute(raw["workload"]["trace"])
     for drafter in raw["drafters"].values():
         # Anything else is the name of something that comes with dsim.

@@ -111,10 +111,12 @@ class Store:
         Raises
         ------
         InputError
-            A file that is damaged, or that belongs to something else.
+            A file that is damaged, or that belongs to something else; what is no file.
         """
         path = self.path(key)
-        if not path.exists():
+        if not path.is_file():
+            if path.exists():  # a pipe would be waited for
+                raise InputError("is no file", file=path)
             return None
         kept = need_object(load_json(path, "a result"), path)
         if set(kept) != {"format", "version", "key", "row", "extract", "sha256"}:

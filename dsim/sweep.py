@@ -13,7 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,9 +114,11 @@ def run(
     check_backend(backend, address)
     arms = sorted({point.arm for point in points})
     check_scenario(scenario, arms)
-    study = _Study(scenario, cost_of(scenario), extract, probe, engine)
+    study = _Study(scenario, extract, probe, engine)
     if store is not None or backend != "loky":
         study = _identified(study, points)
+    # After the hashes: a profile that is changed in between is noticed, as whatever a run reads (`_agreed`).
+    study = replace(study, cost=cost_of(scenario))
     kept = _Kept(None if store is None else Store(store), study, points)
     outcomes = kept.found(show=progress)
     missing = [i for i in range(len(points)) if i not in outcomes]
@@ -137,10 +139,10 @@ class _Study:
     """What all runs of a sweep share: it goes to the workers with each of them."""
 
     scenario: Scenario
-    cost: StepCost
     extract: Callable[[Result], Any] | None
     probe: Callable[[], StepProbe] | None
     engine: str
+    cost: StepCost | None = None
     #: What the runs of each arm depend on (`dsim.identity`); an arm that is not there depends on what cannot be told.
     identities: dict[tuple[str, bool], dict[str, str]] = field(default_factory=dict)
 
@@ -162,9 +164,13 @@ def _attempt(study: _Study, point: Point) -> Outcome | InputError:
 def _agreed(study: _Study, point: Point) -> Outcome:
     with _TURN:
         known = study.identities.get((point.arm, point.users is None))
-        if known is not None:
-            _must_agree(known, study, point)
-        return _made(study, point)
+        if known is None:
+            return _made(study, point)
+        # Before, so that the reason comes before what other files lead to; after, because the run has read them since.
+        _must_agree(known, study, point)
+        outcome = _made(study, point)
+        _must_agree(known, study, point)
+        return outcome
 
 
 def _made(study: _Study, point: Point) -> Outcome:
@@ -226,7 +232,7 @@ def _identified(study: _Study, points: Sequence[Point]) -> _Study:
             unknown.setdefault(str(error), []).append(point.arm)
     for reason, arms in unknown.items():
         print(f"not kept: {', '.join(arms)} ({reason})", file=sys.stderr)
-    return _Study(study.scenario, study.cost, study.extract, study.probe, study.engine, known)
+    return replace(study, identities=known)
 
 
 class _Kept:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import re
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -22,8 +26,11 @@ _THREADS = dict.fromkeys(
 )
 #: Seconds between two looks at how large a cluster is.
 _LOOK_S = 5.0
-#: Seconds to wait for a scheduler that does not answer.
-_CONNECT_S = 20
+#: Seconds to wait for somebody who listens at an address, and then for a process to join the cluster there.
+_CONNECT_S, _JOIN_S = 20, 40
+#: ``[scheme://]HOST:PORT``; a host in brackets is an IPv6 address.
+_ADDRESS = re.compile(r"(?:(?P<scheme>[a-z]+)://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[\w.-]+):(?P<port>[0-9]{1,5})")
+_SCHEMES = {"dask": ("tcp", "tls", "ws", "wss"), "ray": ("ray",)}
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,31 @@ def check_backend(backend: str, address: str | None) -> None:
         raise InputError(
             f"is missing for backend '{backend}'", field="address", expected="HOST:PORT of the cluster's scheduler"
         )
+    if address is not None:
+        _host_and_port(backend, address)
+
+
+def _host_and_port(backend: str, address: str) -> tuple[str, int]:
+    """Raise InputError unless it is an address of that form: the libraries wait long for others."""
+    found = _ADDRESS.fullmatch(address)
+    scheme = None if found is None else found["scheme"]
+    if found is None or not 1 <= int(found["port"]) <= 65535 or scheme not in (None, *_SCHEMES[backend]):
+        expected = f"HOST:PORT of the cluster's scheduler, such as 10.0.0.5:8786 ({', '.join(_SCHEMES[backend])}://)"
+        raise InputError(field="address", value=address, expected=expected)
+    return found["host"].strip("[]"), int(found["port"])
+
+
+def _must_listen(backend: str, address: str) -> None:
+    """Raise InputError unless somebody takes connections at an address, or begins to soon."""
+    where, until = _host_and_port(backend, address), time.monotonic() + _CONNECT_S
+    while True:
+        try:
+            socket.create_connection(where, timeout=max(0.1, until - time.monotonic())).close()
+            return
+        except (OSError, UnicodeError) as error:  # the latter: a name that cannot be one
+            if time.monotonic() >= until or isinstance(error, socket.gaierror | UnicodeError):
+                raise _no_answer(backend, address, error) from None
+            time.sleep(0.2)
 
 
 @contextmanager
@@ -122,6 +154,7 @@ def _loky(jobs: int) -> Iterator[Workers]:
 @contextmanager
 def _dask(address: str) -> Iterator[Workers]:
     distributed = _library("distributed", "dask")
+    _must_let_join("dask", address)
     try:
         client = distributed.Client(address, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, ValueError) as error:
@@ -143,6 +176,7 @@ def _ray(address: str) -> Iterator[Workers]:
     ray = _library("ray", "ray")
     ours = not ray.is_initialized()
     if ours:
+        _must_let_join("ray", address)
         try:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, OSError, ValueError, RuntimeError) as error:
@@ -174,6 +208,41 @@ def _ray(address: str) -> Iterator[Workers]:
     finally:
         if ours:
             ray.shutdown()
+
+
+#: What is tried first, in a process of its own.
+_JOIN = """
+import os, sys
+try:
+    {}
+except BaseException as error:
+    print(*str(error).split(), file=sys.stderr, flush=True)
+    os._exit(1)
+os._exit(0)
+"""
+_JOINS = {
+    "dask": "import distributed; distributed.Client(sys.argv[1]).close()",
+    "ray": "import ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR'); ray.shutdown()",
+}
+
+
+def _must_let_join(backend: str, address: str) -> None:
+    """Raise InputError unless the cluster lets a process join.
+
+    Where somebody listens and nobody answers both libraries wait for minutes, deaf to their own limits and to signals.
+    """
+    _must_listen(backend, address)
+    code = _JOIN.format(_JOINS[backend])
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-P", "-c", code, address], capture_output=True, timeout=_JOIN_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise _no_answer(backend, address, TimeoutError(f"nothing was heard within {_JOIN_S} s")) from None
+    if tried.returncode:
+        said = [line for line in tried.stderr.decode(errors="replace").splitlines() if line.strip()]
+        why = said[-1] if said else f"exit status {tried.returncode}"
+        raise _no_answer(backend, address, ConnectionError(why))
 
 
 def _library(name: str, extra: str) -> Any:

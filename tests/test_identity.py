@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_what_a_run_does_not_read_is_no_part_of_it(usual, overrides):
         {"arms.6.drafter": "dflash"},
         {"drafters.dspark.cost_scale": 2.0},
         {"drafters.dspark.confidence": "perfect"},
-        {"drafts.spread": 1.0},
+        {"drafts.source": "synthetic", "drafts.spread": 1.0},
         {"drafts.tilt.alpha": [0.5]},
         {"drafts.domains": {"math": 1.0}},
         {"drafts.preset": "qwen3-4b"},
@@ -90,7 +91,7 @@ def test_what_a_run_does_not_read_is_no_part_of_it(usual, overrides):
     ],
 )
 def test_whatever_a_run_reads_is_part_of_it(usual, overrides):
-    assert key(overrides) != usual
+    assert key(overrides) != (key({"drafts.source": "synthetic"}) if "drafts.source" in overrides else usual)
 
 
 def test_point_engine_and_kind_of_load_are_part_of_it(usual):
@@ -204,6 +205,198 @@ def test_a_policy_counts_with_all_that_it_imports_and_opens(tmp_path, monkeypatc
         keys.append(key(overrides))
         assert key(overrides) == keys[-1]
     assert len(set(keys)) == 5
+
+
+@pytest.mark.parametrize("folder", ["tp=4", "a,b", "t12:00", "date=2024-01-01, 12:00"])
+def test_a_path_may_hold_what_parts_a_specs_words(tmp_path, monkeypatch, folder):
+    (tmp_path / folder).mkdir()
+    (tmp_path / "there").mkdir()
+    for write, options in (
+        (write_other_profile, {"cost.profile": "rtx5090-qwen3-4b-dflash16.csv"}),
+        (write_vidur, {"workload.trace": "t.csv"}),
+        (write_one_bank, {"drafts.source": "recorded", "drafters.dspark.bank": "bank.npz", "drafts.preset": None}),
+    ):
+        monkeypatch.chdir(tmp_path)
+        keys = []
+        for place, other in ((folder, False), ("there", False), (folder, True)):
+            write(tmp_path / place, other)
+            keys.append(
+                key({name: f"{place}/{value}" if value and "." in value else value for name, value in options.items()})
+            )
+        assert keys[0] == keys[1], options
+        assert keys[0] != keys[2], options
+
+
+def test_a_profiles_two_files_are_told_apart(tmp_path):
+    for text in ("ab", "ba"):
+        for name, letter in zip(("p.csv", "p.toml"), text, strict=True):
+            (tmp_path / name).write_text(letter)
+        if text == "ab":
+            first = identity._pinned_text(str(tmp_path / "p.csv"))
+    assert identity._pinned_text(str(tmp_path / "p.csv")) != first
+
+
+def keys_of(policy, *edits):
+    """Keys of an arm before and after each edit (file and text)."""
+    keys = [key({"arms.6.policy": policy})]
+    for file, text in edits:
+        file.write_text(text)
+        keys.append(key({"arms.6.policy": policy}))
+    return keys
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A folder whose modules can be imported, and edited as if that had been before this process began."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(identity, "_STARTED_NS", 2**63)
+    known = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def write_policy(path, imports):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(POLICY.replace("import helper_of_mine", imports))
+    return path
+
+
+def test_a_parameter_that_names_a_file_counts_wherever_the_file_lies(own, monkeypatch, tmp_path_factory):
+    policy = write_policy(own / "mine.py", "pass")
+    here = tmp_path_factory.mktemp("here")
+    monkeypatch.chdir(here)
+    (here / "prices").write_text("1")
+    (own / "beside").write_text("1")
+    spec = f"{policy}:Mine:table="
+    assert len(set(keys_of(spec + "prices", (here / "prices", "2"), (own / "prices", "3")))) == 3
+    assert len(set(keys_of(spec + "beside", (own / "beside", "2")))) == 2
+    assert key({"arms.6.policy": spec + "prices"}) != key({"arms.6.policy": spec + "beside"})
+    # The same table at another place is the same table.
+    (here / "sub").mkdir()
+    (here / "sub" / "beside").write_text("2")
+    assert key({"arms.6.policy": f"{spec}{here}/sub/beside"}) == key({"arms.6.policy": f"{spec}{own}/beside"})
+
+
+@pytest.mark.parametrize(
+    ("imports", "files"),
+    [
+        ("from idspace.helper import K", {"idspace/helper.py": "K"}),
+        ("import idspace.deep.helper", {"idspace/deep/helper.py": "K"}),
+        ("import idpk.sub", {"idpk/__init__.py": "K", "idpk/sub.py": "K"}),
+        ("import idpk2.a.b", {"idpk2/__init__.py": "K", "idpk2/a/__init__.py": "K", "idpk2/a/b.py": "K"}),
+        (
+            "import idall",
+            {"idall.py": "from idstar import *\nK", "idstar/__init__.py": "__all__ = ['sub']\nK", "idstar/sub.py": "K"},
+        ),
+        ('__import__("idconsts")', {"idconsts.py": "K"}),
+        ('from importlib import import_module as load; load(name="idloaded")', {"idloaded.py": "K"}),
+        (
+            "import idrel.a",
+            {"idrel/a.py": "from .b import K as L\nK", "idrel/b.py": "import importlib as i\nK", "idrel/c.py": ""},
+        ),
+        ("import idbroken", {"idbroken.py": "this is no Python\nK"}),
+    ],
+)
+def test_every_local_module_that_a_policy_imports_counts(own, imports, files):
+    policy = write_policy(own / "mine.py", imports)
+    for name, text in files.items():
+        (own / name).parent.mkdir(parents=True, exist_ok=True)
+        (own / name).write_text(text + " = 1\n" if text.endswith("K") else text)
+    edits = [(own / name, text + " = 2\n") for name, text in files.items() if text.endswith("K")]
+    assert len(set(keys_of(f"{policy}:Mine", *edits))) == len(edits) + 1
+    if "idrel/c.py" in files:
+        (own / "idrel/b.py").write_text("import importlib as i\nK = i.import_module('.c', __package__)\n")
+        identity._reached.cache_clear()
+        assert len(set(keys_of(f"{policy}:Mine", (own / "idrel/c.py", "K = 3\n")))) == 2
+
+
+FACTORY = """
+from dsim.policy import load_policy
+from {helper} import K
+
+def make():
+    return load_policy(f"fixed:k={{K}}")
+"""
+
+
+def test_a_factory_counts_with_its_imports(own):
+    (own / "idfac").mkdir()
+    for name, text in (("__init__", ""), ("consts", "K = 1\n"), ("fac", FACTORY.format(helper="idfac.consts"))):
+        (own / "idfac" / f"{name}.py").write_text(text)
+    (own / "idconst.py").write_text("K = 1\n")
+    (own / "fac.py").write_text(FACTORY.format(helper="idconst"))
+    edits = [(own / "idfac" / "consts.py", "K = 2\n"), (own / "idfac" / "__init__.py", "# more\n")]
+    edits.append((own / "idfac" / "fac.py", FACTORY.format(helper="idfac.consts") + "# more\n"))
+    assert len(set(keys_of("idfac.fac:make", *edits))) == 4
+    edits = [(own / "idconst.py", "K = 2\n"), (own / "fac.py", FACTORY.format(helper="idconst") + "# more\n")]
+    assert len(set(keys_of(f"{own}/fac.py:make", *edits))) == 3
+
+
+HOLDER = """
+from dsim.policy import BasePolicy, load_policy
+
+class Holder(BasePolicy):
+    __slots__ = ("first",)
+
+    def __init__(self):
+        self.first = load_policy({inner!r})
+        self.more = {{"a": [load_policy({other!r}), self]}}
+
+    def plan(self, view):
+        return view.caps
+"""
+
+
+def test_policies_within_a_policy_count_wherever_it_keeps_them(own):
+    inner, other = write_policy(own / "inner.py", "pass"), write_policy(own / "other.py", "pass")
+    (own / "holder.py").write_text(HOLDER.format(inner=f"{inner}:Mine", other=f"{other}:Mine"))
+    edits = [(file, POLICY.replace("import helper_of_mine", "return 1")) for file in (inner, other)]
+    assert len(set(keys_of(f"{own}/holder.py:Holder", *edits))) == 3
+
+
+def test_two_helpers_that_change_places_change_the_policy(own):
+    policy = write_policy(own / "mine.py", "import idha, idhb")
+    (own / "idha.py").write_text("K = 1\n")
+    (own / "idhb.py").write_text("K = 2\n")
+    before, _, after = keys_of(f"{policy}:Mine", (own / "idha.py", "K = 2\n"), (own / "idhb.py", "K = 1\n"))
+    assert before != after
+
+
+def test_a_policys_place_is_no_part_of_it(own, monkeypatch):
+    keys = []
+    for place in ("a", "b"):
+        monkeypatch.syspath_prepend(str(own / place))
+        policy = write_policy(own / place / "mine.py", "import idplace.helper")
+        (own / place / "idplace").mkdir()
+        (own / place / "idplace" / "helper.py").write_text("K = 1\n")
+        keys.append(key({"arms.6.policy": f"{policy}:Mine"}))
+    assert keys[0] == keys[1]
+    parts = arm_identity(load_scenario("decode-node", {"arms.6.policy": f"{policy}:Mine"}), "dspark", open_loop=False)
+    assert str(own) not in str(parts)
+
+
+def test_code_in_an_archive_cannot_be_told(own):
+    with zipfile.ZipFile(own / "lib.zip", "w") as archive:
+        archive.writestr("idzipped.py", "K = 1\n")
+    sys.path.insert(0, str(own / "lib.zip"))
+    try:
+        with pytest.raises(UnknowableError, match=r"idzipped\.py is no file of its own"):
+            key({"arms.6.policy": f"{write_policy(own / 'mine.py', 'import idzipped')}:Mine"})
+    finally:
+        sys.path.remove(str(own / "lib.zip"))
+
+
+def test_what_a_script_makes_of_a_run_counts_with_the_names_of_its_modules(own):
+    (own / "idx.py").write_text("import idxa, idxb\ndef extract(result): ...\n")
+    (own / "idxa.py").write_text("K = 1\n")
+    (own / "idxb.py").write_text("K = 2\n")
+    extract = importlib.import_module("idx").extract
+    before = callable_identity(extract, "extract")
+    (own / "idxa.py").write_text("K = 2\n")
+    (own / "idxb.py").write_text("K = 1\n")
+    assert callable_identity(extract, "extract") != before
 
 
 def test_a_policy_of_the_package_does_not_count_for_the_others():

@@ -13,8 +13,9 @@ from dsim import scenario as runs
 from dsim.drafts import preset_curves, preset_spec, synthetic_bank, write_bank, write_temperatures
 from dsim.errors import InputError
 from dsim.scenario import Point, check_scenario, simulate, trace_of
-from dsim.schema import load_scenario
+from dsim.schema import load_scenario, scenario_path
 from dsim.workload import RequestStream
+from traces import read_trace, trace_file
 
 SMALL = {"load.scored_min": 30, "load.scored_per_user": 2, "load.requests": 60, "drafts.source": "synthetic"}
 
@@ -125,6 +126,57 @@ def test_bad_inputs_are_one_clear_error(overrides, message):
 
     with pytest.raises(InputError, match=message):
         attempt()
+
+
+@pytest.mark.parametrize(
+    ("window", "message"),
+    [
+        ([0.0, 9e5], r"the window ends after trace '{name}', got \[0.0, 900000.0\], expected at most 3\d+\.\d+"),
+        ([5.0, 1.0], r"got \[5.0, 1.0\], expected 0 <= start_s < end_s"),
+        ([0.00001, 0.00002], r"the window holds no request of trace '{name}', got \[1e-05, 2e-05\]"),
+    ],
+)
+def test_a_window_that_does_not_fit_names_the_key_and_the_traces_file(tmp_path, window, message):
+    copy = tmp_path / "mine.csv.gz"
+    copy.write_bytes(trace_file("azure2023-code").read_bytes())
+    for trace, file, name in (
+        ("azure2023-code", "traces/data/azure2023_code.csv.gz", "azure2023-code"),
+        (str(copy), str(copy), "mine"),
+    ):
+        scenario = load_scenario("decode-node", {"workload.trace": trace, "workload.window_s": window})
+        with pytest.raises(InputError, match=message.format(name=name)) as caught:
+            check_scenario(scenario)
+        assert caught.value.field == "workload.window_s"
+        assert caught.value.file == (None if window == [5.0, 1.0] else file)
+
+
+def test_a_window_of_a_synthetic_workload_names_the_key():
+    lengths = {"prompt_mean": 100.0, "output_mean": 20.0, "sigma": 0.5}
+    options = {"workload.trace": None, "workload.window_s": [0.0, 9e5]}
+    options["workload.synthetic"] = {"requests": 50, "rate": 2.0} | lengths
+    with pytest.raises(InputError, match="the window ends after trace") as caught:
+        check_scenario(load_scenario("decode-node", options))
+    assert caught.value.field == "workload.window_s"
+
+
+def test_a_shipped_traces_name_is_that_trace_whatever_files_there_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{i},100,10\n" for i in range(50))
+    (tmp_path / "azure2023-code").write_text(f"arrived_at,num_prefill_tokens,num_decode_tokens\n{rows}")
+    for read in (read_trace, lambda name: trace_of(load_scenario("decode-node", {"workload.trace": name}))):
+        assert len(read("azure2023-code")) == 8819
+        assert len(read("./azure2023-code")) == 50
+
+
+def test_a_path_with_a_colon_is_found_from_the_scenarios_folder(tmp_path):
+    (tmp_path / "t12:00").mkdir()
+    rows = "".join(f"{i},100,10\n" for i in range(50))
+    (tmp_path / "t12:00" / "t.csv").write_text(f"arrived_at,num_prefill_tokens,num_decode_tokens\n{rows}")
+    mine = tmp_path / "mine.toml"
+    mine.write_text(scenario_path("decode-node").read_text())
+    scenario = load_scenario(mine, {"workload.trace": "t12:00/t.csv"})
+    assert scenario.workload.trace == str(tmp_path / "t12:00" / "t.csv")
+    assert len(trace_of(scenario)) == 50
 
 
 def test_leaving_the_profile_raises_unless_allowed_and_is_then_labelled():

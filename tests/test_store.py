@@ -93,6 +93,14 @@ def test_what_is_not_the_result_is_refused(tmp_path, change, message):
     assert caught.value.file == str(store.path(KEY))
 
 
+def test_a_pipe_at_a_results_place_is_refused(tmp_path):
+    store = Store(tmp_path)
+    os.mkfifo(store.path(KEY))
+    with pytest.raises(InputError, match="is no file") as caught:
+        store.get(KEY)
+    assert caught.value.file == str(store.path(KEY))
+
+
 @pytest.mark.parametrize(
     "node",
     [

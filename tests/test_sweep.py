@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import signal
@@ -16,6 +17,7 @@ import dsim.sweep as sweeps
 from dsim.errors import InputError
 from dsim.metrics import windows
 from dsim.probe import StepRegret
+from dsim.profile import load_profile, write_profile
 from dsim.scenario import Point
 from dsim.schema import load_scenario
 from dsim.store import Store
@@ -158,6 +160,18 @@ def test_a_probe_or_another_extract_is_another_result(scenario, tmp_path, monkey
     assert len(points_made) == 4 * len(points)
 
 
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_what_lies_there_and_is_no_file_is_named_and_not_waited_for(scenario, tmp_path, capsys, kind):
+    points = grid(scenario, arms=["mtp1"], seeds=[0], users=[2])
+    good = run(scenario, points, progress=False, store=tmp_path)
+    (file,) = (path for path in tmp_path.glob("*.json") if len(path.stem) == 64)
+    file.unlink()
+    (os.mkfifo if kind == "pipe" else os.mkdir)(file)
+    assert run(scenario, points, progress=False, store=tmp_path).table.to_csv() == good.table.to_csv()
+    assert f"made again: {file}: is no file" in capsys.readouterr().err
+    assert file.is_file() == (kind == "pipe")
+
+
 @pytest.mark.parametrize("damage", ["cut", "other", "digit", "empty", "not JSON", "swapped"])
 def test_a_damaged_result_is_made_again_and_named(scenario, tmp_path, monkeypatch, capsys, damage):
     points = grid(scenario, arms=["mtp1"], seeds=[0])
@@ -210,6 +224,70 @@ def test_a_full_disk_costs_no_result(scenario, tmp_path, monkeypatch, capsys):
     points = grid(scenario, arms=["mtp1"], seeds=[0])
     assert len(run(scenario, points, progress=False, store=tmp_path).table) == 2
     assert capsys.readouterr().err.count("no longer kept") == 1
+
+
+def test_numpys_numbers_are_the_same_points(scenario, tmp_path, monkeypatch):
+    plain = grid(scenario, arms=["mtp1"], users=[2, 6], seeds=[0, 1])
+    points = grid(scenario, arms=["mtp1"], users=np.array([2, 6]), seeds=np.arange(2))
+    assert points == plain
+    assert {type(value) for point in points for value in (point.users, point.seed)} == {int}
+    assert Point("none", 0, rate_scale=np.float32(2)) == Point("none", 0, rate_scale=2)
+    first = run(scenario, points, progress=False, store=tmp_path)
+    points_made = made(monkeypatch)
+    assert run(scenario, plain, progress=False, store=tmp_path).table.to_csv() == first.table.to_csv()
+    assert points_made == []
+    for wrong in ({"seed": 0.5}, {"seed": None}, {"seed": 0, "users": "2"}, {"seed": 0, "rate_scale": "x"}):
+        with pytest.raises(InputError, match=rf"field '{list(wrong)[-1]}'"):
+            Point("none", **wrong)
+
+
+# -- files that change meanwhile ----------------------------------------------------------------------------
+
+
+def profile_at(folder, latency):
+    """A profile of the user's; its steps take `latency` times as long as the shipped one's."""
+    profile = load_profile("b300x4-dsv4-flash-0731")
+    samples = dataclasses.replace(profile.samples, ms=profile.samples.ms * latency)
+    return write_profile(dataclasses.replace(profile, name="mine", samples=samples), folder / "mine.csv")
+
+
+def test_a_profile_that_is_changed_between_its_hash_and_its_fit_is_noticed(tmp_path, monkeypatch):
+    path = profile_at(tmp_path, 1.0)
+    scenario = load_scenario("decode-node", SMALL | {"cost.profile": str(path)})
+    points, real = grid(scenario, arms=["none"], seeds=[0]), sweeps._identified
+    monkeypatch.setattr(sweeps, "_identified", lambda *given: [real(*given), profile_at(tmp_path, 2.0)][0])
+    with pytest.raises(InputError, match=r"arm 'none': a worker's scenario is not .*mine\.csv#"):
+        run(scenario, points, progress=False, store=tmp_path / "runs")
+    assert kept(tmp_path / "runs") == 0
+
+
+def test_a_profile_that_is_changed_before_its_hash_counts_as_it_is(tmp_path, monkeypatch):
+    path = profile_at(tmp_path, 1.0)
+    scenario = load_scenario("decode-node", SMALL | {"cost.profile": str(path)})
+    points, real = grid(scenario, arms=["none"], seeds=[0]), sweeps._identified
+    monkeypatch.setattr(sweeps, "_identified", lambda *given: [profile_at(tmp_path, 2.0), real(*given)][1])
+    found = run(scenario, points, progress=False, store=tmp_path / "runs").table
+    monkeypatch.undo()
+    assert found.to_csv() == run(scenario, points, progress=False).table.to_csv()
+
+
+def test_a_trace_that_is_changed_before_a_run_reads_it_is_noticed(tmp_path, monkeypatch):
+    path, real = tmp_path / "t.csv", sweeps.simulate
+
+    def write(tokens):
+        rows = "".join(f"{i},{100 + i},{tokens}\n" for i in range(80))
+        path.write_text(f"arrived_at,num_prefill_tokens,num_decode_tokens\n{rows}")
+
+    def edited_first(*given, **options):
+        write(12)
+        return real(*given, **options)
+
+    write(10)
+    scenario = load_scenario("decode-node", SMALL | {"workload.trace": str(path)})
+    monkeypatch.setattr(sweeps, "simulate", edited_first)
+    with pytest.raises(InputError, match=r"arm 'none': a worker's scenario is not .*t\.csv#"):
+        run(scenario, grid(scenario, arms=["none"], seeds=[0]), progress=False, store=tmp_path / "runs")
+    assert kept(tmp_path / "runs") == 0
 
 
 # -- processes that are killed ------------------------------------------------------------------------------

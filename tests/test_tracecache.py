@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -17,7 +19,7 @@ HEAD = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("DSIM_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "traces-1"
+    return tmp_path / "cache" / "traces-2"
 
 
 @pytest.fixture
@@ -100,6 +102,48 @@ def test_a_flipped_bit_is_noticed(write, monkeypatch, cache):
     assert at > 0
     data[at] ^= 1
     copy.write_bytes(data)
+    assert_same(open_trace(str(path)), first)
+
+
+def test_any_flipped_bit_means_that_it_is_made_again(write, monkeypatch, cache):
+    """In the heads of the archive and of its arrays, too, where a bit may change their lengths."""
+    path = write()
+    first = open_trace(str(path))
+    (copy,) = cache.iterdir()
+    good = copy.read_bytes()
+    calls = reads(monkeypatch)
+    heads = [at for at in range(len(good)) if good[at : at + 2] in (b"PK", b"\x93N")]
+    places = [0, 31, len(good) - 1, *(at + more for at in heads for more in range(0, 60, 7) if at + more < len(good))]
+    for n, at in enumerate(places):
+        damaged = bytearray(good)
+        damaged[at] ^= 1 << n % 8
+        copy.write_bytes(damaged)
+        assert_same(open_trace(str(path)), first)
+        assert len(calls) == n + 1
+        assert copy.read_bytes() == good
+    assert len(places) > 50
+
+
+def test_a_file_that_is_changed_while_it_is_read_is_not_kept(write, monkeypatch, cache):
+    path = write()
+
+    def edited_first(name, **options):
+        write(tokens=200)
+        return read_trace(name, **options)
+
+    monkeypatch.setattr(tracecache, "read_trace", edited_first)
+    open_trace(str(path))
+    assert not cache.exists()
+    monkeypatch.setattr(tracecache, "read_trace", read_trace)
+    assert open_trace(str(write())).prompt_tokens[0] == 100
+
+
+def test_a_pipe_in_the_cache_is_not_waited_for(write, cache):
+    path = write()
+    first = open_trace(str(path))
+    (copy,) = cache.iterdir()
+    copy.unlink()
+    os.mkfifo(copy)
     assert_same(open_trace(str(path)), first)
 
 

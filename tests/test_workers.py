@@ -13,12 +13,13 @@ import time
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dsim import workers as places
 from dsim.errors import InputError
-from dsim.workers import Workers, workers
+from dsim.workers import Workers, check_backend, workers
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDY = ["--arms", "none,dspark", "--seeds", "2", "--set", "load.users=[2, 6]"]
@@ -205,10 +206,87 @@ def test_a_real_cluster_gives_the_same_bytes_and_survives_a_killed_worker(
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes(), name
 
 
+# -- addresses at which there is no cluster ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["dask", "ray"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "localhost",
+        ":",
+        ":8786",
+        "a b:1",
+        "http://x",
+        "http://x:80",
+        "x:y",
+        "x:0",
+        "x:65536",
+        "x:1:2",
+        "",
+        "[::1]",
+        "auto",
+    ],
+)
+def test_what_is_no_address_is_refused_at_once(backend, address):
+    with pytest.raises(InputError, match=r"field 'address': got .*, expected HOST:PORT of the cluster's scheduler"):
+        check_backend(backend, address)
+
+
+def test_addresses():
+    assert places._host_and_port("dask", "tcp://10.0.0.5:8786") == ("10.0.0.5", 8786)
+    assert places._host_and_port("ray", "ray://head-1.local:10001") == ("head-1.local", 10001)
+    assert places._host_and_port("ray", "[::1]:6379") == ("::1", 6379)
+    with pytest.raises(InputError, match="field 'address'"):
+        check_backend("ray", "tcp://10.0.0.5:6379")
+
+
+@pytest.mark.parametrize(("backend", "library"), [("dask", "distributed"), ("ray", "ray")])
+def test_nobody_at_the_address(monkeypatch, backend, library):
+    monkeypatch.setitem(sys.modules, library, SimpleNamespace(is_initialized=lambda: False))
+    monkeypatch.setattr(places, "_CONNECT_S", 0.3)
+    for address, why in ((f"127.0.0.1:{free_port()}", "refused"), ("no-such-host.invalid:1", "")):
+        start = time.monotonic()
+        message = rf"field 'address': no {backend} cluster answers \(.*{why}.*\), got '{address}'"
+        with pytest.raises(InputError, match=message), workers(backend, 2, address):
+            pass
+        assert time.monotonic() - start < 10
+
+
+@pytest.fixture
+def silent():
+    """Somebody who takes connections and says nothing."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(("backend", "library"), [("dask", "distributed"), ("ray", "ray")])
+def test_somebody_who_says_nothing(monkeypatch, silent, backend, library):
+    pytest.importorskip(library)
+    monkeypatch.setattr(places, "_JOIN_S", 2)
+    message = rf"no {backend} cluster answers \(nothing was heard within 2 s\), got '{silent}'"
+    with pytest.raises(InputError, match=message), workers(backend, 2, silent):
+        pass
+
+
+@pytest.mark.parametrize("backend", ["dask", "ray"])
+def test_what_a_cluster_says_of_a_refusal_is_passed_on(monkeypatch, silent, backend):
+    monkeypatch.setitem(places._JOINS, backend, "raise RuntimeError('wrong\\n token for ' + sys.argv[1])")
+    message = rf"no {backend} cluster answers \(wrong token for {silent}\)"
+    with pytest.raises(InputError, match=message):
+        places._must_let_join(backend, silent)
+
+
 @pytest.mark.slow
-def test_nobody_at_the_address(monkeypatch):
-    pytest.importorskip("distributed")
-    ran = pareto(*STUDY, "--backend", "dask", "--address", f"127.0.0.1:{free_port()}", "--out", "x")
+@pytest.mark.parametrize(("backend", "library"), [("dask", "distributed"), ("ray", "ray")])
+def test_a_script_ends_where_nobody_listens(backend, library, tmp_path):
+    pytest.importorskip(library)
+    start = time.monotonic()
+    ran = pareto(*STUDY, "--backend", backend, "--address", f"127.0.0.1:{free_port()}", "--out", str(tmp_path / "x"))
     assert ran.returncode == 2
-    assert "error: field 'address': no dask cluster answers" in ran.stderr
-    assert not Path("x").exists()
+    assert f"error: field 'address': no {backend} cluster answers" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert not (tmp_path / "x").exists()
+    assert time.monotonic() - start < 60

@@ -1,6 +1,6 @@
 """Request traces: readers for public formats, synthetic workloads, and the traces that are shipped."""
 
-from traces.base import PREFIX_BLOCK_TOKENS, Trace
+from traces.base import PREFIX_BLOCK_TOKENS, Trace, WindowError
 from traces.reader import FORMATS, read_trace, shipped_traces, trace_file
 from traces.rows import Rows, TraceFormat
 from traces.synthetic import (
@@ -27,6 +27,7 @@ __all__ = [
     "Rows",
     "Trace",
     "TraceFormat",
+    "WindowError",
     "read_trace",
     "shipped_traces",
     "synthetic_trace",

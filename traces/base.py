@@ -151,27 +151,37 @@ class Trace:
         )
 
 
+class WindowError(InputError):
+    """A window that is none, or that a trace cannot fill."""
+
+
 def check_window(start_s: float, end_s: float) -> None:
-    """Raise InputError unless these are seconds, the first before the second."""
+    """Raise WindowError unless these are seconds, the first before the second."""
     for key, value in (("start_s", start_s), ("end_s", end_s)):
         if not _is_number(value) or math.isnan(value):
-            raise InputError(field=key, value=value, expected="seconds")
+            raise WindowError(field=key, value=value, expected="seconds")
     if not 0.0 <= start_s < end_s:
-        raise InputError(field="window", value=(start_s, end_s), expected="0 <= start_s < end_s (seconds of the trace)")
+        raise WindowError(
+            field="window", value=(start_s, end_s), expected="0 <= start_s < end_s (seconds of the trace)"
+        )
 
 
-def check_window_fits(name: str, duration_s: float, start_s: float, end_s: float, *, requests: int) -> None:
-    """Raise InputError where a window of a trace ends after its last arrival, or holds no request."""
+def check_window_fits(
+    name: str, duration_s: float, start_s: float, end_s: float, *, requests: int, file: str | None = None
+) -> None:
+    """Raise WindowError where a window of a trace ends after its last arrival, or holds no request."""
     if duration_s < end_s < math.inf:
-        raise InputError(
+        raise WindowError(
             f"the window ends after trace '{name}'",
+            file=file,
             field="end_s",
             value=end_s,
             expected=f"at most {duration_s!r} (the last arrival), or inf for 'to the end'",
         )
     if requests == 0:
-        raise InputError(
+        raise WindowError(
             f"the window holds no request of trace '{name}'",
+            file=file,
             field="window",
             value=(start_s, end_s),
             expected=f"a window with a request (arrivals run from 0.0 to {duration_s!r} s)",

@@ -71,7 +71,8 @@ def read_trace(
     Parameters
     ----------
     name_or_path
-        A name from `shipped_traces`, or a path. A file called like a shipped trace is reached as ``./name``.
+        A name from `shipped_traces`, or a path. A shipped name is that trace whatever files there are: a file of that
+        name is ``./name``, here as in a scenario.
     format
         Name of a built-in format or an object like `traces.rows.TraceFormat`. None: found by the first line.
     sort

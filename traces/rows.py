@@ -162,7 +162,7 @@ def to_trace(
             "the file spans too long a time", file=file, value=duration, expected=f"at most {MAX_SECONDS:g} seconds"
         )
     if window is not None:
-        check_window_fits(name, duration, *window, requests=found.kept)
+        check_window_fits(name, duration, *window, requests=found.kept, file=file)
     arrival = np.concatenate(found.arrival)
     prompt, output = np.concatenate(found.prompt), np.concatenate(found.output)
     blocks = found.blocks

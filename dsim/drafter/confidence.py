@@ -30,8 +30,8 @@ from dsim.sigmoid import expit
 Float32Array = npt.NDArray[np.float32]
 FloatArray = npt.NDArray[np.float64]
 
-#: What a squared unit of a weight's change costs, in nats a draft: measured best on held-out text of 1e-4 to 3e-2, for a
-#: head of 705 numbers and 80,000 drafts.
+#: What a squared unit of a weight's change costs, in nats a draft: measured best of 1e-4 to 3e-2 on held-out text, for
+#: a head of 705 numbers and 80,000 drafts.
 RIDGE = 1e-2
 
 

@@ -124,7 +124,7 @@ def test_another_temperature():
         ),
         (
             {"drafts": {}, "drafters": {"dspark": {"weights": "x.safetensors"}}},
-            "'drafters.dspark.weights' is not used by drafts.source = 'synthetic'",
+            "'drafters.dspark.weights' is not used by drafts.source = 'tilted'",
         ),
     ],
 )

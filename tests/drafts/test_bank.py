@@ -6,7 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dsim.drafts import BankHeader, load_bank, make_bank, read_bank, recalibrated, shipped_banks, write_bank
+import dsim.drafts.bank as banks
+from dsim.drafts import (
+    BankHeader,
+    load_bank,
+    make_bank,
+    preset_spec,
+    read_bank,
+    recalibrated,
+    shipped_banks,
+    synthetic_bank,
+    write_bank,
+)
 from dsim.errors import InputError
 
 HEADER = BankHeader(
@@ -56,7 +67,7 @@ def test_round_trip_is_exact_and_memory_mapped(tmp_path):
 def test_a_second_read_comes_from_the_cache(tmp_path):
     write_bank(small_bank(), tmp_path / "b.npz")
     read_bank(tmp_path / "b.npz")
-    unpacked = list((tmp_path / "cache" / "banks-2").iterdir())
+    unpacked = list((tmp_path / "cache" / "banks-3").iterdir())
     assert len(unpacked) == 1
     stamp = (unpacked[0] / "confidence.npy").stat().st_mtime_ns
     read_bank(tmp_path / "b.npz")
@@ -67,12 +78,67 @@ def test_a_damaged_cache_entry_is_made_again(tmp_path):
     bank = small_bank()
     write_bank(bank, tmp_path / "b.npz")
     read_bank(tmp_path / "b.npz")
-    (folder,) = (tmp_path / "cache" / "banks-2").iterdir()
+    (folder,) = (tmp_path / "cache" / "banks-3").iterdir()
     for damage in (b"", b"\x93NUMPY", (folder / "accepted.npy").read_bytes()[:-8]):
         (folder / "accepted.npy").write_bytes(damage)
         np.testing.assert_array_equal(read_bank(tmp_path / "b.npz").accepted, bank.accepted)
     (folder / "header.json").write_text("{")
     np.testing.assert_array_equal(read_bank(tmp_path / "b.npz").accepted, bank.accepted)
+
+
+@pytest.mark.parametrize("name", ["confidence", "confidence_bytes", "alpha_bytes", "accepted", "bounds", "domain"])
+@pytest.mark.parametrize("at", [10, -1], ids=["in NumPy's header", "in the data"])
+def test_one_flipped_bit_in_the_cache_is_noticed(tmp_path, name, at):
+    bank = small_bank()
+    write_bank(bank, tmp_path / "b.npz")
+    read_bank(tmp_path / "b.npz")
+    (folder,) = (tmp_path / "cache" / "banks-3").iterdir()
+    file = folder / f"{name}.npy"
+    good = file.read_bytes()
+    damaged = bytearray(good)
+    damaged[at] ^= 1
+    file.write_bytes(damaged)
+    np.testing.assert_array_equal(getattr(read_bank(tmp_path / "b.npz"), name), getattr(bank, name))
+    assert file.read_bytes() == good
+    for other, text in (("header.json", "drafter"), ("checksums.json", "accepted")):
+        file = folder / other
+        file.write_text(file.read_text().replace(text, text.upper(), 1))
+        assert read_bank(tmp_path / "b.npz").header == HEADER
+        assert text in file.read_text()
+
+
+def test_a_synthetic_bank_whose_copy_is_damaged_is_generated_again(tmp_path):
+    """In the ranges that are allowed: nothing but a checksum can tell."""
+    spec = replace(preset_spec("dsv4", "dspark"), trajectories=2, length=64, strict=False)
+    good = np.array(synthetic_bank(spec).accepted)
+    (file,) = (tmp_path / "cache" / "banks-3").glob("synthetic-*/accepted.npy")
+    data = bytearray(file.read_bytes())
+    data[128:] = bytes(len(data) - 128)
+    file.write_bytes(data)
+    np.testing.assert_array_equal(synthetic_bank(spec).accepted, good)
+    assert good.any()
+
+
+def test_a_copy_that_stays_damaged_is_not_used(tmp_path, monkeypatch):
+    bank = small_bank()
+    write_bank(bank, tmp_path / "b.npz")
+    read_bank(tmp_path / "b.npz")
+    (folder,) = (tmp_path / "cache" / "banks-3").iterdir()
+    (folder / "accepted.npy").write_bytes(b"")
+    monkeypatch.setattr("dsim.drafts.bank.shutil.rmtree", lambda *_, **__: None)  # somebody else's folder
+    np.testing.assert_array_equal(read_bank(tmp_path / "b.npz").accepted, bank.accepted)
+
+
+def test_what_is_unpacked_is_what_was_hashed(tmp_path, monkeypatch):
+    path = tmp_path / "b.npz"
+    other = small_bank(accepted=np.zeros(40, dtype=int))
+    write_bank(small_bank(), path)
+    real = banks.cached_bank
+    monkeypatch.setattr(banks, "cached_bank", lambda key, build: write_bank(other, path) or real(key, build))
+    np.testing.assert_array_equal(read_bank(path).accepted, small_bank().accepted)
+    monkeypatch.undo()
+    monkeypatch.setenv("DSIM_CACHE_DIR", str(tmp_path / "cache"))
+    np.testing.assert_array_equal(read_bank(path).accepted, other.accepted)
 
 
 def test_an_unwritable_cache_is_no_obstacle(tmp_path, monkeypatch):

@@ -346,6 +346,7 @@ def test_a_run_says_that_its_drafts_are_of_visited_positions(tmp_path, cost, ful
     scenario = parse_scenario(
         {
             "name": "visited",
+            "drafts": {"source": "recorded"},
             "drafters": {"dspark": {"bank": str(tmp_path / "bank.npz")}},
             "workload": {"trace": "azure2023-conv"},
             "load": {"users": [4], "scored_min": 12, "scored_per_user": 1},

@@ -164,7 +164,7 @@ def test_simulated_steps_and_the_check(tmp_path, capsys):
     assert (check["own_tok_s"] > 0).all()
     assert set(check["interval"]) == {"range"}
     found = table(tmp_path)
-    assert set(found["drafts_source"]) == {"synthetic:dsv4:dspark"}
+    assert set(found["drafts_source"]) == {"tilted:dsv4:recorded:dsim:dspark markov 2 layers:first-5-of-7"}
     assert (found["other_ms"] > 0).all()
 
 

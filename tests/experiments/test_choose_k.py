@@ -164,7 +164,9 @@ def test_what_it_writes(tmp_path, capsys):
     assert list(rows.columns) == choose_k.COLUMNS
     assert len(rows) == 4 * 2 * 2
     assert set(rows.loc[rows["concurrency"] == 6, "share"]) == {0.75}
-    assert set(rows.loc[rows["arm"] == "k=1", "drafts_source"]) == {"synthetic:dsv4:dspark:first-1-of-5"}
+    assert set(rows.loc[rows["arm"] == "k=1", "drafts_source"]) == {
+        "tilted:dsv4:recorded:dsim:dspark markov 2 layers:first-1-of-7"
+    }
     assert set(rows.loc[rows["arm"] == "off", "drafts_source"]) == {"none"}
     saved = load_scenario(tmp_path / "scenario.toml")
     assert saved.drafts.domains == {"code": 1.0, "chat": 3.0}
@@ -202,7 +204,7 @@ def test_it_answers_from_banks(source, tmp_path, monkeypatch):
     [
         (["--loads", "0"], "N:SHARE"),
         (["--loads", "500:1", "--set", "cluster.max_seqs=500"], "was not profiled there"),
-        (["--max-k", "9"], "holds blocks of 5"),
+        (["--max-k", "9"], "the curve 'dsv4' ends at position 5"),
         (["--max-k", "0"], "--max-k"),
         (["--drafter", "nobody"], "no drafter 'nobody'"),
         (["--domains", "code:-1"], "NAME:SHARE"),

@@ -27,7 +27,7 @@ EARLY, EARLY_DRAFT, LINE, LINE_DOUBLING, GLOBAL, GLOBAL_DRAFT = (
 
 @pytest.fixture(scope="module")
 def table():
-    found = loss_table(load_scenario("decode-node"), "dspark", batches=25)
+    found = loss_table(load_scenario("decode-node", {"drafts.source": "synthetic"}), "dspark", batches=25)
     return found.set_index(["planner", "requests"])
 
 

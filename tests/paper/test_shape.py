@@ -118,6 +118,7 @@ def test_qwen3_4b_gains_more():
     """Preset qwen3-4b: about +45 % at 64 users (smooth fit). Fig. 2 has no MTP head: Eagle3 drafts the one token."""
     overrides = {
         "cost.fit": "roofline",
+        "drafts.source": "synthetic",
         "drafts.preset": "qwen3-4b",
         "measure.seeds": 2,
         "drafters": {
