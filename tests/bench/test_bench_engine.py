@@ -187,7 +187,7 @@ def test_memory_of_a_million_steps(benchmark):
         "from test_bench_engine import one_replica\n"
         "from dsim.metrics import summarize\n"
         "from dsim.serve import serve\n"
-        "records = serve(engine='compiled', **one_replica(64, 225_000, 'dspark'))\n"
+        "records = serve(engine='compiled', **one_replica(64, 240_000, 'dspark'))\n"
         "summarize(records)\n"
         "print(len(records.steps['end_ns']), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)\n"
     )
