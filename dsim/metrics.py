@@ -56,7 +56,7 @@ def summarize(records: Records, slo: Slo | None = None) -> dict[str, float]:
     e2e = (end - arrival) / 1e6
     low, high = records.window_ns
     seconds = (high - low) / 1e9
-    inside = (steps["end_ns"] > low) & (steps["end_ns"] <= high)
+    inside = _run_of((steps["end_ns"] > low) & (steps["end_ns"] <= high))
     s = {name: column[inside] for name, column in steps.items()}
     if records.colocated:
         firsts = int(s["first_tokens"].sum())
@@ -94,6 +94,12 @@ def summarize(records: Records, slo: Slo | None = None) -> dict[str, float]:
         result |= _spread(name, values)
     result |= _spread_weighted("itl", s["step_ns"] / 1e6, s["requests"])
     return result
+
+
+def _run_of(inside: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_] | slice:
+    """The same choice as a slice, which copies nothing, where it is one run, as a window of one replica's steps is."""
+    first, count = int(inside.argmax()) if inside.size else 0, int(np.count_nonzero(inside))
+    return slice(first, first + count) if inside[first : first + count].all() else inside
 
 
 def _ratio(a: float, b: float) -> float:

@@ -138,7 +138,7 @@ class _Run:
         self.caps, self.useful = np.full(seqs, gamma, dtype=np.int64), np.zeros(seqs, dtype=np.int64)
         self.work = np.zeros((6, seqs * gamma + 1024), dtype=np.float32)
         self.lengths, self.ended = np.zeros(seqs, dtype=np.int64), np.zeros(seqs, dtype=np.int64)
-        self.full: list[list[IntArray]] = []  # blocks of columns
+        self.columns: list[IntArray] = [np.zeros(0, dtype=np.int64) for _ in STEP_COLUMNS]
         self.log = np.zeros((len(STEP_COLUMNS), _FIRST_LOG), dtype=np.int64)
         self._know(_first_requests(load, config.max_seqs))
 
@@ -298,7 +298,7 @@ class _Run:
         """Give the loop what it stopped for, or raise what the reference would."""
         asked, asked_too = int(self.now[at.ASKED]), int(self.now[at.ASKED_TOO])
         if status == at.LOG_FULL:
-            self.full.append([column.copy() for column in self.log])
+            self._keep(self.log.shape[1])
             self.log = np.zeros((len(STEP_COLUMNS), min(2 * self.log.shape[1], _LARGEST_LOG)), dtype=np.int64)
             self.now[at.LOGGED] = 0
         elif status == at.NEEDS_TABLE:
@@ -309,6 +309,13 @@ class _Run:
             self._know(2 * self.req.shape[1] + _AHEAD)
         else:
             self._refuse(status, asked, asked_too)
+
+    def _keep(self, steps: int) -> None:
+        """Add the first steps of the log to the columns."""
+        for column, new in zip(self.columns, self.log, strict=True):
+            # In place where the system can (it moves pages, not bytes), so that no column is ever there twice.
+            column.resize(column.size + steps, refcheck=False)
+            column[column.size - steps :] = new[:steps]
 
     def _refuse(self, status: int, asked: int, asked_too: int) -> None:
         if status == at.TOO_LARGE:
@@ -333,13 +340,8 @@ class _Run:
         issued = int(now[at.ISSUED])
         requests = {name: self.req[i, :issued].copy() for i, name in enumerate(REQUEST_COLUMNS)}
         self.req = self.req[:, :0].copy()
-        self.full.append([column[: now[at.LOGGED]].copy() for column in self.log])
-        # A column at a time, so that the log is never there twice.
-        steps = {}
-        for i, name in enumerate(STEP_COLUMNS):
-            steps[name] = np.concatenate([block[i] for block in self.full])
-            for block in self.full:
-                block[i] = block[i][:0]
+        self._keep(int(now[at.LOGGED]))
+        steps = dict(zip(STEP_COLUMNS, self.columns, strict=True))
         area = int(now[at.AREA_NS] + now[at.IN_SYSTEM] * (now[at.TIME] - now[at.AREA_AT]))
         books = Books(
             end_ns=int(now[at.TIME]),
