@@ -62,6 +62,13 @@ def options() -> argparse.ArgumentParser:
         metavar="N",
         help="prompts for the temperatures (default: %(default)s)",
     )
+    cli.add_argument(
+        "--longest-block",
+        type=positive_int,
+        metavar="N",
+        help="leave out answers too short for blocks of N, so that banks of shorter ones have the same texts (default: "
+        "the longest block of the drafters given)",
+    )
     cli.add_argument("--max-new-tokens", type=positive_int, default=256, metavar="N", help="default: %(default)s")
     cli.add_argument(
         "--draws", type=positive_int, default=1, metavar="N", help="blocks a position (default: %(default)s)"
@@ -251,7 +258,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         max_new_tokens=given.max_new_tokens,
         shard=given.shard,
     )
-    most = max(about.config.gamma for _, about in opened.values())
+    most = max(given.longest_block or 0, *(about.config.gamma for _, about in opened.values()))
     kept = {split: _recorded(given, target, text, split, files, hashes, most, device) for split in SPLITS}
     table, banks = [], {}
     for name, (_, about) in opened.items():

@@ -450,3 +450,16 @@ def test_a_drafter_without_a_curve_of_its_own_may_borrow_one(shipped):
     own, dspark = (simulate(s, Point("fixed5", 0, users=4)) for s in (one, two))
     assert bytes_of(own) == bytes_of(dspark)
     assert own.row["drafts_source"] == "tilted:dsv4:dspark:recorded:tiny:dspark:first-5-of-7"
+
+
+def test_the_fleet_serves_every_request_and_both_loops_agree() -> None:
+    """64 replicas behind a router, a thousandth of the hour."""
+    small = {"workload.synthetic.requests": 1500, "load.requests": 1500}
+    scenario = load_scenario("fleet", small)
+    fast, slow = (
+        simulate(scenario, Point("dspark", 0, rate_scale=1.0), engine=engine).row for engine in ("auto", "step")
+    )
+    assert fast == slow
+    assert fast["n_scored"] == 1500
+    used = simulate(scenario, Point("dspark", 0, rate_scale=1.0)).records.requests["replica"]
+    assert set(used.tolist()) == set(range(64))

@@ -129,6 +129,16 @@ def test_all_banks_are_on_the_same_texts(recorded: Path) -> None:
     assert 5 < len(one.domain) <= 30
 
 
+def test_a_drafter_of_shorter_blocks_alone_gets_the_same_texts_if_asked(
+    recorded: Path, files: dict[str, Path], tmp_path: Path
+) -> None:
+    alone = {"mtp": files["mtp"]}
+    run(tmp_path / "asked", alone, "--longest-block", str(max(GAMMAS.values())))
+    assert (tmp_path / "asked" / "mtp.npz").read_bytes() == (recorded / "mtp.npz").read_bytes()
+    run(tmp_path / "not", alone)
+    assert len(read_bank(tmp_path / "not" / "mtp.npz").domain) > len(read_bank(recorded / "mtp.npz").domain)
+
+
 @pytest.mark.parametrize("name", GAMMAS)
 def test_every_row_that_replay_uses_was_recorded(name: str, recorded: Path) -> None:
     bank = read_bank(recorded / f"{name}.npz")
