@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -131,6 +132,8 @@ def _loky(jobs: int) -> Iterator[Workers]:
         # Not loky's own reusable one: joblib takes that for one of its kind.
         found = _PROCESSES.get(jobs)
         if found is None:
+            # An idle worker may end just when a run is given to it; loky then starts another one, and says so.
+            warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
             found = _PROCESSES[jobs] = ProcessPoolExecutor(max_workers=jobs, timeout=_IDLE_S, env=_THREADS)
         return found
 
