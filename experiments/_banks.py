@@ -391,9 +391,10 @@ def kinds(banks: Sequence[Opened]) -> str:
     return " and ".join(dict.fromkeys(one.bank.header.kind for one in banks))
 
 
-def targets(banks: Sequence[Opened]) -> str:
-    """The target, and the temperature where it is one for all."""
-    names = ", ".join(dict.fromkeys(one.bank.header.target for one in banks))
+def targets(banks: Sequence[Opened], *, brief: bool = False) -> str:
+    """The target, and the temperature where it is one for all; `brief`: without the format in parentheses."""
+    full = dict.fromkeys(one.bank.header.target for one in banks)
+    names = ", ".join(dict.fromkeys(name.partition(" (")[0] if brief else name for name in full))
     known = {one.temperature for one in banks}
     (common,) = known if len(known) == 1 else (None,)
     return names if common is None else f"{names}, T = {common:g}"

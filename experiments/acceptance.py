@@ -378,7 +378,7 @@ def draw_curves(banks: Sequence[Opened], curves: pd.DataFrame, notes: str, out: 
             value_line(axes[1, i], part["position"], part["acceptance"], drafter_style(str(drafter)), hollow=True)
         positions_axes(axes[1, i], gamma)
         axes[1, i].set_xlabel("draft position k")
-    row_name(axes[0, 0], f"{kinds(banks)}: {targets(banks)}", "acceptance at k, given 1..k-1")
+    row_name(axes[0, 0], f"{kinds(banks)}: {targets(banks, brief=True)}", "acceptance at k, given 1..k-1")
     if shown:
         row_name(axes[1, 0], f"published: {PAPER_TARGET}, T = 1", "acceptance at k, given 1..k-1")
     # By the points: an interval at a position that few texts reach would flatten all curves.
