@@ -499,6 +499,11 @@ def cloud_axes(ax: Axes, df: pd.DataFrame, arms: Sequence[str], *, legend_loc: s
         )
         line_x, line_y = fitted_frontier(x, y)
         _fitted_line(ax, line_x, line_y, look, arm, 3 + 0.01 * order)
+    # Room around a cloud that is small beside its distance from zero, and for the legend above it.
+    right, top = ax.dataLim.max
+    if np.isfinite([right, top]).all():
+        ax.set_xlim(right=max(ax.get_xlim()[1], 1.06 * right))
+        ax.set_ylim(top=max(ax.get_ylim()[1], 1.15 * top))
     _from_zero(ax)
     ax.yaxis.set_major_formatter(FuncFormatter(_plain))
     ax.set_xlabel("tok/s/user (decode tokens a request-second)")
