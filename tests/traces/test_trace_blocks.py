@@ -118,6 +118,15 @@ def test_blocks_and_windows_change_nothing(
 
 
 GOOD = [(float(i), 100 + i, 10 + i) for i in range(60)]
+SIZES = (42, 100, 333, 1500)
+
+
+def found_alike(path):
+    """What reading the whole file at once says, and in blocks of any of these sizes, too."""
+    whole = read(path, WHOLE)
+    for size in SIZES:
+        assert_same(whole, read(path, size))
+    return whole
 
 
 @pytest.mark.parametrize("kind", sorted(HEADS))
@@ -129,10 +138,9 @@ def test_one_bad_value_is_found_wherever_it_lies(tmp_path, kind, row, bad):
     lines[place] = lines[place].replace(str(100 + row), bad, 1)
     path = tmp_path / "bad.dat"
     path.write_text("".join(lines))
-    whole = read(path, WHOLE)
+    whole = found_alike(path)
     assert whole.line == place + 1
-    for size in (42, 100, 333, 1500):
-        assert_same(whole, read(path, size))
+    for size in SIZES:
         assert_same(whole, read(path, size, window=(0.0, 1.0)))
 
 
@@ -144,10 +152,7 @@ def test_a_row_that_goes_back_in_time_is_found_wherever_it_lies(tmp_path, kind, 
     rows[0] = (0.5, 100, 10) if row == 1 else rows[0]
     path = tmp_path / "back.dat"
     path.write_text(text_of(kind, rows))
-    whole = read(path, WHOLE)
-    assert whole.message == "time goes backwards"
-    for size in (42, 100, 333, 1500):
-        assert_same(whole, read(path, size))
+    assert found_alike(path).message == "time goes backwards"
 
 
 @pytest.mark.parametrize("bad", ["1,2\n", "\n", '1,"2,3\n', "1,2,3,4\n"])
@@ -157,10 +162,7 @@ def test_a_line_of_another_shape_is_found_wherever_it_lies(tmp_path, bad, row):
     lines.insert(row, bad)
     path = tmp_path / "shape.csv"
     path.write_text("".join(lines))
-    whole = read(path, WHOLE)
-    assert whole.line == row + 1
-    for size in (42, 100, 333, 1500):
-        assert_same(whole, read(path, size))
+    assert found_alike(path).line == row + 1
 
 
 def test_times_with_and_without_an_offset_in_different_blocks(tmp_path):
