@@ -18,7 +18,7 @@ pareto: $(BASE)
 test: $(TEST)
 	$(PY) -m pytest -n $(JOBS)
 
-# With transformers and the real target, so that the tests of both run too.
+# With transformers, Dask, Ray and the real target, so that the tests of all of them run too.
 test-all: $(ALL) target-model
 	$(PY) -m pytest -n $(JOBS) -m "not bench"
 
@@ -58,7 +58,7 @@ $(TEST): pyproject.toml | $(PY)
 	touch $@ $(DRAFTER) $(BASE)
 
 $(ALL): pyproject.toml | $(PY)
-	$(PIP) -e '.[test,hf]'
+	$(PIP) -e '.[test,hf,dask,ray]'
 	touch $@ $(TEST) $(DRAFTER) $(BASE)
 
 $(DEV): pyproject.toml | $(PY)

@@ -22,6 +22,7 @@ from dsim.drafts.reliability import visited_rows
 from dsim.errors import InputError
 from dsim.figures_drafts import ALL, drafter_of, drafter_style
 from experiments._common import OneLineParser, positive_int
+from experiments._sources import drafter_words
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -64,6 +65,9 @@ class Opened:
         Trajectories a text.
     group
         Banks with the same texts have the same number: they are compared text by text.
+    anchors
+        Blocks that its drafter was trained on, those of the drafter that it began from included; None where the bank
+        does not say.
     """
 
     name: str
@@ -73,6 +77,7 @@ class Opened:
     temperature: float | None
     draws: int
     group: int = 0
+    anchors: int | None = None
 
     @property
     def source(self) -> str:
@@ -136,6 +141,7 @@ def open_bank(name: str) -> Opened:
         label=drafter_style(drafter).label,
         temperature=float(temperature) if known else None,  # type: ignore[arg-type]
         draws=draws if several else 1,  # type: ignore[arg-type]
+        anchors=_anchors(notes),
     )
 
 
@@ -146,6 +152,13 @@ def _notes(bank: Bank) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _anchors(notes: dict[str, Any]) -> int | None:
+    """Anchors in the notes, with those of the drafter that the training began from; None where they are not told."""
+    began = notes.get("started_from", {"anchors": 0})
+    found = (notes.get("anchors"), began.get("anchors") if isinstance(began, dict) else None)
+    return sum(found) if all(type(count) is int for count in found) else None  # type: ignore[arg-type]
 
 
 def _repeated(bank: Bank, draws: int) -> bool:
@@ -373,12 +386,30 @@ def provenance(banks: Sequence[Opened]) -> str:
     for kind in dict.fromkeys(one.bank.header.kind for one in banks):
         own = [one for one in banks if one.bank.header.kind == kind]
         targets = ", ".join(dict.fromkeys(one.bank.header.target for one in own))
-        sources = ", ".join(dict.fromkeys(one.source for one in own))
+        sources = []
+        for source in dict.fromkeys(one.bank.header.source for one in own):
+            theirs = [one.bank.header.drafter for one in own if one.bank.header.source == source]
+            names = "; ".join(drafter_words(text) for text in dict.fromkeys(theirs))
+            whose = "this project's own drafters" if source == "dsim" else source
+            sources.append(f"{whose} ({names})")
         known = sorted({one.temperature for one in own if one.temperature is not None})
         at = f" at T = {' and '.join(f'{t:g}' for t in known)}" if known else ""
         word = {"recorded": "Recorded", "visited": "Visited (a log)"}.get(kind, "Synthetic, not recorded")
-        parts.append(f"{word}: {sources}; target {targets}{at}.")
+        parts.append(f"{word}: {', '.join(sources)}; target {targets}{at}.")
     return " ".join(parts)
+
+
+def training_note(banks: Sequence[Opened]) -> str:
+    """How much each drafter was trained, where that is not the same for all: no ratio then is the architecture's alone.
+
+    Empty for one bank, and where all had the same number of anchors to within 1 %.
+    """
+    known = [one for one in banks if one.anchors is not None]
+    counts = [one.anchors or 0 for one in known]
+    if len(known) < 2 or max(counts) <= 1.01 * min(counts):
+        return ""
+    each = ", ".join(f"{one.label} {count:,}" for one, count in zip(known, counts, strict=True))
+    return f"Not trained alike (anchors: {each}), so ratios are not the architecture's alone."
 
 
 def title(domain: str) -> str:

@@ -132,7 +132,7 @@ def report(table: pd.DataFrame, latency: pd.DataFrame | None) -> None:
     print("accepted length tau by block size; ratios to DFlash (no interval: each was trained once)")
     print_table(table.drop(columns=["layers", "anchors", "temperature"]))
     if latency is not None:
-        print("\nwhat the sequential head adds to a draft (here: to the draft alone; the paper's: to a whole round)")
+        print("\nwhat the sequential head adds to a round, draft and verification, that has none")
         print_table(latency_table(latency))
 
 

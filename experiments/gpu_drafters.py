@@ -2,7 +2,8 @@
 
 Never required: everything here also runs with train_drafter.py and record_banks.py on a CPU, only slower. The amounts
 are options, so that the run fits the time there is; each stage prints how long it took, and whatever is done when the
-time is up stays in the output folder and is gone on with by the same command.
+time is up stays in the output folder and is gone on with by the same command. --minutes ends the trainings in time for
+the recording: what they have reached by then is recorded.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from experiments import record_banks, train_drafter
 from experiments._common import OneLineParser, positive_int, run_main
 
 KINDS = {"dspark": "markov", "dflash": "none"}
+#: Shares of --minutes by whose end a training ends; DSpark's has the text in it. The rest is for recording.
+SHARES = {"dspark": 1 / 3, "dflash": 7 / 12}
 
 
 def options() -> argparse.ArgumentParser:
@@ -29,6 +32,12 @@ def options() -> argparse.ArgumentParser:
     cli.add_argument("--prompts", type=positive_int, default=1792, metavar="N", help="to record (default: %(default)s)")
     cli.add_argument(
         "--calibration", type=positive_int, default=384, metavar="N", help="prompts for STS (default: %(default)s)"
+    )
+    cli.add_argument(
+        "--minutes",
+        type=positive_int,
+        metavar="M",
+        help="of which a third ends the text and DSpark's training, the next quarter DFlash's (default: no limit)",
     )
     cli.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cuda", help="default: %(default)s")
     cli.add_argument("--jobs", type=positive_int, default=2, metavar="N", help="on a CPU: processes (default: 2)")
@@ -49,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Train both drafters, then record both at once."""
     given = options().parse_args(argv)
     device = pick_device(given.device)
+    began = time.monotonic()
     files = []
     for kind, head in KINDS.items():
         settings = {"drafter.kind": kind, "drafter.head": head}
@@ -56,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             settings["training.anchors"] = given.anchors
         recipe = load_recipe(given.recipe, settings)
         with _timed(f"text and training of {kind}"):
-            train_drafter.train(recipe, given.out / kind, jobs=given.jobs, device=device)
+            deadline = None if given.minutes is None else began + 60 * SHARES[kind] * given.minutes
+            train_drafter.train(recipe, given.out / kind, jobs=given.jobs, device=device, deadline=deadline)
         files += ["--drafter", f"{kind}={given.out / kind / 'drafter.safetensors'}"]
     text = recipe.text
     with _timed("recording"):

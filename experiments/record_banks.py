@@ -14,7 +14,7 @@ import argparse
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import torch
 from joblib import Parallel, delayed
 from tqdm import tqdm
 
-from dsim.drafter.build import DrafterFile, drafter_hash, read_drafter
+from dsim.drafter.build import DrafterFile, drafter_hash, read_drafter, write_drafter
 from dsim.drafter.corpus import Corpus
 from dsim.drafter.prompts import generate_prompts, prompts_hash
 from dsim.drafter.recipe import TextSection, text_folder, text_section
@@ -85,6 +85,11 @@ def options() -> argparse.ArgumentParser:
     )
     cli.add_argument(
         "--out", type=Path, default=Path("results/record_banks"), metavar="DIR", help="default: %(default)s"
+    )
+    cli.add_argument(
+        "--with-drafters",
+        action="store_true",
+        help="write each drafter too, with its temperatures and in half precision: NAME.safetensors",
     )
     cli.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu", help="default: %(default)s")
     cli.add_argument("--jobs", type=positive_int, default=2, metavar="N", help="processes (default: %(default)s)")
@@ -182,9 +187,11 @@ def bank_of(
         if config.head != "none"
         else f"{config.kind} {config.layers} layers"
     )
+    started_from = about.training.get("started_from")
     notes = {
         "drafter_hash": digest,
         "anchors": about.training.get("anchors"),
+        **({"started_from": started_from} if started_from else {}),
         "draft_vocabulary": config.vocab_size,
         "rank": config.rank,
         "temperature": header.temperature,
@@ -273,6 +280,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name, (bank, sts) in banks.items():
         write_bank(bank, given.out / f"{name}.npz")
         write_temperatures(given.out / f"{name}.temperatures.json", sts.temperatures)
+        if given.with_drafters:
+            drafter, about = opened[name]
+            about = replace(about, temperatures=sts.temperatures)
+            write_drafter(drafter, given.out / f"{name}.safetensors", about, dtype=torch.float16)
     write_csv(pd.DataFrame(table), given.out / "banks.csv")
     print_table(pd.DataFrame(table))
 

@@ -169,9 +169,13 @@ def train(
     start: Path | None = None,
     text_only: bool = False,
     minutes: int | None = None,
+    deadline: float | None = None,
     fresh: bool = False,
 ) -> None:
-    """Run a recipe, from wherever it is, to the folder `out`; arguments are the options of those names."""
+    """Run a recipe, from wherever it is, to the folder `out`; arguments are the options of those names.
+
+    `deadline` is a moment (`time.monotonic`) at which training ends, whenever it began; `minutes` count from its begin.
+    """
     # All that can be wrong with a recipe is found before an hour of text is made.
     optimization = recipe.training
     if prompts_file is None:
@@ -204,7 +208,8 @@ def train(
     if checkpoint.is_file() and not fresh:
         trainer.resume(checkpoint)
         print(f"goes on from {trainer.anchors:,} anchors")
-    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    if minutes is not None:
+        deadline = time.monotonic() + 60 * minutes
     trainer.run(checkpoint=checkpoint, until=lambda: deadline is not None and time.monotonic() > deadline)
     notes: dict[str, Any] = {"vocabulary_mass": round(mass, 5)}
     wanted = recipe.confidence

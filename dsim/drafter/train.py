@@ -356,8 +356,8 @@ class Trainer:
                 bar.update(self.anchors - before)
                 if self.done or before // spacing != self.anchors // spacing:
                     self.curve.append({"anchors": self.anchors, "seconds": round(self.seconds, 1), **self.evaluate()})
-                    alpha = self.curve[-1]["alpha"]
-                    bar.set_postfix(tau=f"{self.curve[-1]['tau_teacher']:.3f}", alpha1=f"{alpha[0]:.3f}")
+                    alpha = " ".join(f"{value:.2f}" for value in self.curve[-1]["alpha"])
+                    bar.set_postfix_str(f"tau={self.curve[-1]['tau_teacher']:.3f}, alpha={alpha}")
                 stop = self.done or until()
                 if checkpoint is not None and (stop or time.perf_counter() - saved > every_s):
                     self.save(checkpoint)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pytest
 import torch
 
 from dsim.drafter import smollm2
+from dsim.drafter.build import read_drafter
 from dsim.drafter.corpus import Corpus, generate_corpus
-from dsim.drafter.prompts import Prompt
+from dsim.drafter.live import LiveDrafts
+from dsim.drafter.prompts import Prompt, generate_prompts
 from dsim.drafter.target import LlamaTarget
-from dsim.drafts import read_bank
+from dsim.drafts import load_bank, read_bank
 from experiments import record_banks, train_drafter
 
 pytestmark = [
@@ -103,3 +109,54 @@ def test_from_prompts_to_a_bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     used = np.concatenate([np.arange(a, b - 8) for a, b in zip(bank.bounds[:-1], bank.bounds[1:], strict=True)])
     alpha, accepted = bank.alpha[used, 0], bank.accepted[used] >= 1
     assert abs(alpha.mean() - accepted.mean()) < 4 * np.sqrt((alpha * (1 - alpha)).sum() + 1) / len(used)
+
+
+def ratio(top: npt.NDArray[np.int64], bottom: npt.NDArray[np.int64]) -> tuple[float, float]:
+    """Tokens a step over independent texts, and the variance of that (delta method)."""
+    tau = float(top.sum() / bottom.sum())
+    return tau, float((top - tau * bottom).var(ddof=1) / len(top) / bottom.mean() ** 2)
+
+
+def test_the_shipped_bank_replays_what_the_shipped_drafter_does_live(target: LlamaTarget) -> None:
+    """tau of full verification: speculative decoding of new answers to the bank's prompts against the replay."""
+    texts = int(os.environ.get("DSIM_TEST_LIVE_TEXTS", "48"))
+    bank = load_bank("smollm2-dspark")
+    gamma = bank.header.gamma
+    recorded = np.zeros((2, bank.domain.size), dtype=np.int64)
+    for text, (first, usable) in enumerate(zip(bank.bounds[:-1], bank.usable(), strict=True)):
+        position = 0
+        while position < usable:
+            gained = int(bank.accepted[first + position]) + 1
+            recorded[:, text] += gained, 1
+            position += gained
+
+    file = resources.files("dsim") / "data" / "drafters" / "smollm2-dspark.safetensors"
+    drafter, about = read_drafter(Path(str(file)), target)
+    prompts = generate_prompts(json.loads(bank.header.notes)["prompts_asked"], seed=0, split="evaluation")
+    source = LiveDrafts(target, drafter, prompts, seed=5, temperatures=about.temperatures, max_rows=texts)
+    for request in range(texts):
+        source.open(request, request % len(source.domains), 2 * source.max_tokens)
+    steps: list[list[tuple[int, int]]] = [[] for _ in range(texts)]
+    positions = np.zeros(texts, dtype=np.int64)
+    lengths = np.zeros(texts, dtype=np.int64)  # 0: not ended yet
+    while (active := np.flatnonzero(lengths == 0)).size:
+        _, accepted = source.draft(active, positions[active])
+        source.observe(active, positions[active], np.full(active.size, gamma), accepted)
+        for request, gained in zip(active.tolist(), (accepted + 1).tolist(), strict=True):
+            steps[request].append((int(positions[request]), gained))
+            positions[request] += gained
+            answer = source.text(request)
+            ends = np.flatnonzero(np.isin(answer, sorted(target.eos)))
+            if ends.size or answer.size >= source.max_tokens:
+                lengths[request] = min(ends[0] + 1 if ends.size else source.max_tokens, source.max_tokens)
+    live = np.zeros((2, texts), dtype=np.int64)
+    for request, length in enumerate(lengths.tolist()):
+        inside = [gained for position, gained in steps[request] if position < length - (gamma + 1)]
+        live[:, request] = sum(inside), len(inside)
+
+    live = live[:, live[1] > 0]  # the bank leaves out answers too short for a block, too
+    (replayed, one), (tau, two) = ratio(*recorded), ratio(*live)
+    sigma = np.sqrt(one + two)
+    print(f"tau: replayed {replayed:.3f}, live {tau:.3f} ({live.shape[1]} texts), sigma {sigma:.3f}")
+    assert abs(replayed - tau) < 3 * sigma
+    assert sigma < 0.1

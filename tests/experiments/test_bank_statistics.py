@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from study_banks import hand_bank, header, saved, study_bank
 
-from dsim.drafts import Bank, make_bank
+from dsim.drafts import Bank, make_bank, write_bank
 from dsim.errors import InputError
 from experiments._banks import (
     EVERY,
@@ -23,6 +24,7 @@ from experiments._banks import (
     resampled,
     shipped_or_given,
     sums_by_text,
+    training_note,
     with_all,
 )
 
@@ -164,3 +166,32 @@ def test_intervals_over_texts_cover_the_truth() -> None:
         naive += bool(abs(tau[0, 0] - truth) <= half)
     assert 0.88 <= hits / 120 <= 0.99
     assert naive / 120 < 0.75
+
+
+@pytest.mark.parametrize(
+    ("notes", "anchors"),
+    [
+        ({"anchors": 7}, 7),
+        ({"anchors": 7, "started_from": {"anchors": 100, "hash": "x"}}, 107),
+        ({}, None),
+        ({"anchors": None}, None),
+        ({"anchors": True}, None),
+        ({"anchors": 7, "started_from": "x"}, None),
+        ({"anchors": 7, "started_from": {}}, None),
+    ],
+)
+def test_anchors_that_a_bank_tells(notes: dict[str, Any], anchors: int | None, tmp_path: Path) -> None:
+    write_bank(study_bank(0.0, notes=json.dumps(notes)), tmp_path / "bank.npz")
+    assert open_banks([str(tmp_path / "bank.npz")])[0].anchors == anchors
+
+
+def test_unequal_training_is_said() -> None:
+    bank = study_bank(0.0)
+    one, near, far, untold = (
+        replace(opened(bank), label=label, anchors=anchors)
+        for label, anchors in (("A", 1000), ("B", 1010), ("C", 240), ("D", None))
+    )
+    assert training_note([one, near]) == training_note([one]) == training_note([one, untold]) == ""
+    assert training_note([one, far, untold]) == (
+        "Not trained alike (anchors: A 1,000, C 240), so ratios are not the architecture's alone."
+    )

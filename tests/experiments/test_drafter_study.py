@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +14,7 @@ import torch
 
 from dsim.drafts import read_bank
 from dsim.errors import InputError
-from experiments import draft_length, drafter_depth, drafter_study, gpu_drafters
+from experiments import draft_length, drafter_depth, drafter_study, gpu_drafters, train_drafter
 
 RECIPE = """
 target = "tiny"
@@ -106,6 +109,30 @@ def test_gpu_script_runs_on_a_cpu(recipe: str, tmp_path: Path) -> None:
     assert dflash.header.drafter.startswith("dflash")
     assert dspark.bounds.tolist() == dflash.bounds.tolist()
     assert '"device": "cpu"' in dspark.header.notes
+
+
+def test_gpu_script_ends_training_in_time_to_record(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float | None] = []
+    real = train_drafter.train
+
+    def train(*args: Any, deadline: float | None = None, **options: Any) -> None:
+        asked.append(deadline)
+        # Past already: one step is made, and what there is then is recorded.
+        real(*args, deadline=None if deadline is None else 0.0, **options)
+
+    monkeypatch.setattr(gpu_drafters.train_drafter, "train", train)
+    out, began = tmp_path / "gpu", time.monotonic()
+    command = ["--recipe", recipe, "--anchors", "100000", "--prompts", "8", "--calibration", "8", "--minutes", "12"]
+    gpu_drafters.main([*command, "--device", "cpu", "--jobs", "1", "--out", str(out)])
+    first, second = asked
+    assert first is not None
+    assert second is not None
+    assert second - first == pytest.approx(3 * 60)
+    assert first - began == pytest.approx(4 * 60, abs=5)
+    trained = json.loads(read_bank(out / "banks" / "dspark.npz").header.notes)["anchors"]
+    assert 0 < trained < 1000
 
 
 def test_gpu_script_needs_a_gpu_unless_told_otherwise(

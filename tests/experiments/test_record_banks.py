@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,23 @@ def test_the_header(name: str, recorded: Path, files: dict[str, Path]) -> None:
     assert (notes["temperature"], notes["trained_at_temperature"], notes["draws"]) == (0.6, 0.6, 1)
     assert (notes["seed"], notes["device"], notes["anchors"]) == (0, "cpu", 5)
     assert read_temperatures(recorded / f"{name}.temperatures.json", GAMMAS[name]) == header.temperatures
+
+
+def test_what_a_drafter_began_from_and_its_file_with_temperatures(files: dict[str, Path], tmp_path: Path) -> None:
+    target = tiny_target()
+    drafter, about = read_drafter(files["mtp"], target)
+    began = {"anchors": 3, "hash": "x"}
+    write_drafter(drafter, tmp_path / "mtp.safetensors", replace(about, training={"anchors": 5, "started_from": began}))
+    run(tmp_path / "out", {"mtp": tmp_path / "mtp.safetensors"}, "--with-drafters")
+    header = read_bank(tmp_path / "out" / "mtp.npz").header
+    assert json.loads(header.notes)["started_from"] == began
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        *("banks.csv", "mtp.npz", "mtp.safetensors", "mtp.temperatures.json", "parts")
+    ]
+    half, told = read_drafter(tmp_path / "out" / "mtp.safetensors", target)
+    assert told.temperatures == header.temperatures
+    for (name, value), other in zip(drafter.state_dict().items(), half.state_dict().values(), strict=True):
+        np.testing.assert_array_equal(value.half().float(), other.float(), err_msg=name)
 
 
 def test_all_banks_are_on_the_same_texts(recorded: Path) -> None:
