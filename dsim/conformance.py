@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dsim.errors import InputError
-from dsim.kernel.cache import kernel_of, kernel_plan
+from dsim.kernel.cache import kernel_observe, kernel_of, kernel_plan
 from dsim.policy import BasePolicy, FloatArray, IntArray, Policy, PolicyView, Traits, load_policy, make_view
 
 #: Marginal price, in milliseconds a token, of the price curves that most rules try (the step alone is 1 ms).
@@ -415,11 +415,13 @@ def _feedback(subject: _Subject) -> None:
 def _kernel(subject: _Subject) -> None:
     """A compiled form answers as `plan` does, in batches of all sizes, and keeps what it has to remember."""
     kernel = kernel_of(subject.policy)
-    if kernel is None:
-        return
+    learns = getattr(subject.policy, "observe", None) is not None
+    if kernel is None or (learns and kernel.observe is None):
+        return  # never used
     if max(kernel.ages) > subject.traits.confidence_age:
         raise _Broken(f"the kernel reads ages {kernel.ages}, the traits say {subject.traits.confidence_age}")
-    twin, state = copy.deepcopy(subject.policy), np.array(kernel.state, dtype=np.float64)
+    twin: Any = copy.deepcopy(subject.policy)
+    state = np.array(kernel.state, dtype=np.float64)
     for requests in (1, 2, 3, 12, 40, 256):
         last = requests * (1 + subject.gamma)
         stairs = _prices(last, SLOPES[1])
@@ -437,6 +439,10 @@ def _kernel(subject: _Subject) -> None:
             reference = twin.plan(view)
             _check_form(reference, view)
             _same(np.asarray(reference), kernel_plan(kernel, view, state), "the kernel does not answer as plan does")
+            if learns:
+                accepted = subject.rng.integers(0, reference + 1)
+                twin.observe(reference.astype(np.int64), accepted)
+                kernel_observe(kernel, reference, accepted, state)
 
 
 def _has_kernel(policy: Any) -> bool:

@@ -358,6 +358,8 @@ def _darker(color: str) -> tuple[float, float, float]:
 
 
 _GAIN_ID = "dsim-gain"
+# Shorter than its head and its foot together, an arrow is a blot.
+_SHORT_ARROW_PT = 9.0
 # Where a gain may stand: share of the way along its arrow, and offsets in points, best first.
 _GAIN_PLACES: dict[bool, tuple[tuple[float, tuple[tuple[float, float], ...]], ...]] = {
     True: (
@@ -378,7 +380,8 @@ def annotate_match(ax: Axes, row: Mapping[str, Any] | pd.Series, text: str | Non
     """Draw one matched comparison: a dashed arrow from the baseline to the arm, and the gain beside it.
 
     Equal speed gives a vertical arrow ("+35 % throughput"), equal throughput a horizontal one ("+60 %
-    tok/s/user"); one of each from the same baseline point makes the corner of the paper's Fig. 7.
+    tok/s/user"); one of each from the same baseline point makes the corner of the paper's Fig. 7. Where the two points
+    nearly coincide a dot stands for the arrow. Limits must be final.
 
     Parameters
     ----------
@@ -398,12 +401,15 @@ def annotate_match(ax: Axes, row: Mapping[str, Any] | pd.Series, text: str | Non
     upright = str(row["matched_on"]) == SPEED
     start, end = ((anchor, base), (anchor, value)) if upright else ((base, anchor), (value, anchor))
     others = _pixels(ax)
-    ax.plot(*zip(start, end, strict=True), color=INK, linewidth=1.0, linestyle=(0, (3.5, 2)), zorder=6)
-    arrow = ax.lines[-1]
-    grows = value >= base
-    head = ("^" if grows else "v") if upright else (">" if grows else "<")
     ax.plot(*start, marker="o", color=INK, markersize=3.4, zorder=7)
-    ax.plot(*end, marker=head, color=INK, markersize=5.0, markeredgewidth=0, zorder=7)
+    arrow = ax.lines[-1]
+    a, b = ax.transData.transform([start, end])
+    if np.abs(b - a).max() >= _SHORT_ARROW_PT * _laid_out(ax).points_to_pixels(1.0):
+        ax.plot(*zip(start, end, strict=True), color=INK, linewidth=1.0, linestyle=(0, (3.5, 2)), zorder=6)
+        arrow = ax.lines[-1]
+        grows = value >= base
+        head = ("^" if grows else "v") if upright else (">" if grows else "<")
+        ax.plot(*end, marker=head, color=INK, markersize=5.0, markeredgewidth=0, zorder=7)
     gain = f"{100 * (ratio - 1):+.0f} %"
     words = text if text is not None else f"{gain} {'throughput' if upright else 'tok/s/user'}"
     _place_gain(ax, words, start, end, upright, others, arrow)

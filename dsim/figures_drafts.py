@@ -397,22 +397,61 @@ def grouped_points(
 
 
 @style()
-def drafter_key(fig: Figure, entries: Sequence[tuple[str, DrafterStyle, bool]]) -> None:
-    """A line of markers and names above the panels, at the right: (label, look, whether a second bank)."""
+def drafter_key(
+    fig: Figure,
+    entries: Sequence[tuple[str, DrafterStyle, bool]],
+    *,
+    published: Sequence[DrafterStyle] = (),
+    kinds: tuple[str, str] | None = None,
+) -> None:
+    """Rows of markers and names between the figure's title and its panels. Call it after the caption is placed.
+
+    Parameters
+    ----------
+    entries
+        (label, look, whether it is a second bank of its drafter) of what is drawn filled.
+    published
+        Looks of drafters that are drawn hollow only.
+    kinds
+        What filled and what hollow markers stand for; None: not said.
+    """
+    faces = [(label, look.marker, _faces(look, hollow=False, light=light)) for label, look, light in entries]
+    faces += [(look.label, look.marker, _faces(look, hollow=True, light=False)) for look in published]
+    if kinds is not None:
+        plain = DrafterStyle("", SOFT, "o")
+        faces += [(f"filled: {kinds[0]}", "o", _faces(plain, hollow=False, light=False))]
+        faces += [(f"hollow: {kinds[1]}", "o", _faces(plain, hollow=True, light=False))]
     handles = [
-        Line2D([], [], linestyle="none", marker=look.marker, markersize=5.6, label=label, **_faces(look, False, light))
-        for label, look, light in entries
+        Line2D([], [], linestyle="none", marker=marker, markersize=5.6, label=label, **face)
+        for label, marker, face in faces
     ]
-    cast(Any, fig).legend(
-        handles=handles,
-        loc="outside upper right",
-        ncols=len(handles),
-        handlelength=0.8,
-        handletextpad=0.4,
-        columnspacing=1.4,
-        borderpad=0.1,
-        borderaxespad=0.2,
-    )
+    width, height = (float(value) for value in fig.get_size_inches())
+    for rows in range(1, len(handles) + 1):
+        key = cast(Any, fig).legend(
+            handles=handles,
+            loc="upper left",
+            bbox_to_anchor=(0.02 / width, 1 - _TITLE_IN / height),
+            ncols=-(-len(handles) // rows),
+            handlelength=0.8,
+            handletextpad=0.4,
+            columnspacing=1.4,
+            borderpad=0.3,
+            borderaxespad=0.0,
+        )
+        key.set_in_layout(False)
+        fig.draw_without_rendering()
+        box = key.get_window_extent(agg_renderer(fig))
+        if box.width <= fig.bbox.width:
+            break
+        key.remove()
+    engine = fig.get_layout_engine()
+    if isinstance(engine, ConstrainedLayoutEngine):
+        left, bottom, wide, high = cast(Any, engine.get()["rect"])
+        engine.set(rect=(left, bottom, wide, high - float(box.height) / float(fig.bbox.height)))
+
+
+#: Room that the figure's title takes, inches.
+_TITLE_IN = 0.27
 
 
 # -- reliability -----------------------------------------------------------------------------------------

@@ -124,20 +124,23 @@ def _spare(number: int) -> ArmStyle:
 
 
 def arm_styles(names: Iterable[str]) -> dict[str, ArmStyle]:
-    """`arm_style` for all arms of a figure; unknown names that would look alike step on to the next look."""
+    """`arm_style` for all arms of a figure; unknown names that would look alike step on to the next look.
+
+    Colors differ as long as there are enough of them, and so do markers.
+    """
     styles: dict[str, ArmStyle] = {}
     colors: set[str] = set()
+    markers: set[str] = set()
     ordered = list(dict.fromkeys(names))
     for name in sorted(ordered):
         look = arm_style(name)
         if name not in _KNOWN_ARMS:
             number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
-            # With more arms than colors the search ends after one round, and markers tell them apart.
-            for step in range(len(_SPARE_COLORS)):
-                look = _spare(number + step)
-                if look.color not in colors:
-                    break
+            looks = [_spare(number + step) for step in range(len(_SPARE_COLORS) * len(_SPARE_MARKERS))]
+            fresh = [one for one in looks if one.color not in colors] or looks[:1]
+            look = next((one for one in fresh if one.marker not in markers), fresh[0])
             colors.add(look.color)
+            markers.add(look.marker)
         styles[name] = look
     return {name: styles[name] for name in ordered}
 
@@ -277,10 +280,25 @@ def save_figure(fig: Figure, directory: str | Path, stem: str) -> list[Path]:
         raise InputError("not a directory", file=folder, expected="an existing directory for the figure")
     if not stem or Path(stem).name != stem:
         raise InputError(field="stem", value=stem, expected="a file name without folder")
+    _settle(fig)
     png, svg = folder / f"{stem}.png", folder / f"{stem}.svg"
     fig.savefig(png, format="png", facecolor="white", metadata={"Software": None})
     fig.savefig(svg, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
     return [png, svg]
+
+
+def _settle(fig: Figure) -> None:
+    """Lay the figure out for good, with positions rounded far below a pixel.
+
+    The layout's solver walks over sets of objects, so the last digit of a position hangs on their addresses; an SVG
+    names clip paths by it.
+    """
+    fig.draw_without_rendering()
+    for ax in fig.axes:
+        if ax.get_axes_locator() is None:
+            left, bottom, width, height = (round(value, 9) for value in ax.get_position(original=True).bounds)
+            ax.set_position((left, bottom, width, height))
+    fig.set_layout_engine("none")
 
 
 @style()

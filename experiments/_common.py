@@ -22,7 +22,8 @@ import tomli_w
 
 from dsim.errors import InputError
 from dsim.metrics import windows
-from dsim.scenario import Result, trace_of
+from dsim.profile import Profile, load_profile
+from dsim.scenario import Result, bank_of, trace_of
 from dsim.schema import (
     SOURCES,
     HostSection,
@@ -37,6 +38,7 @@ from dsim.serve import ENGINES
 from dsim.store import Store, default_store
 from dsim.sweep import Sweep
 from dsim.workers import BACKENDS
+from experiments._sources import cost_words, drafts_words, requests_words
 
 if TYPE_CHECKING:  # the first run of a sweep need not wait for it
     import pandas as pd
@@ -350,21 +352,13 @@ def arms_of(scenario: Scenario, names: str | None) -> list[str]:
 
 def sources_note(scenario: Scenario, table: pd.DataFrame) -> str:
     """The sentences of a caption that say which inputs are measured, recorded, synthetic or assumed."""
-    costs = table["cost_source"].drop_duplicates()
-    base = costs.str.split(";").str[0].iloc[0]
-    extra = sorted({part for cost in costs for part in cost.split(";")[1:]})
-    drafts = sorted(set(table["drafts_source"]) - {"none"})
-    tilted, live = (any(source.startswith(kind) for source in drafts) for kind in ("tilted:", "live:"))
-    visited = any("visited:" in source for source in drafts)
     host = scenario.cluster.host
     silent = host.base_ms == 0 and host.per_request_ms == 0
+    whose = table["drafter"] if "drafter" in table else ["some arms'"] * len(table)
     parts = [
-        f"Step times {base}{' (' + ', '.join(extra) + ')' if extra else ''}.",
-        f"Drafts {', '.join(drafts)}." if drafts else "",
-        "Tilted: luck and confidences of the bank, moved to the named curve's level." if tilted else "",
-        "Live: drafts and acceptance of these models; step times are the profile's." if live else "",
-        "Visited: an engine's log; where it did not go, the drafts of positions nearby stand in." if visited else "",
-        f"Requests {table['trace_source'].iloc[0]}; results are conditional on this trace.",
+        cost_words(dict(zip(table["cost_source"], whose, strict=True)), _profile_of(scenario)),
+        drafts_note(scenario, table),
+        requests_words(str(table["trace_source"].iloc[0])),
         "Prompts are prefilled elsewhere at the profile's times, without a queue (assumed)."
         if scenario.cluster.prefill == "disaggregated"
         else "",
@@ -372,6 +366,25 @@ def sources_note(scenario: Scenario, table: pd.DataFrame) -> str:
         "Some steps lie outside the profiled sizes (extrapolated)." if table["extrapolated"].any() else "",
     ]
     return " ".join(part for part in parts if part)
+
+
+def drafts_note(scenario: Scenario, table: pd.DataFrame) -> str:
+    """The sentences of a caption about drafts: which drafters, on whose texts, and at which level."""
+    targets = {}
+    for name in scenario.drafters if scenario.drafts.source in ("recorded", "tilted") else ():
+        with suppress(InputError):  # a drafter of no arm, whose bank does not ship
+            header = bank_of(scenario, name).header
+            if header.target != "not named":  # a log's, of which nobody said it
+                targets[f"{header.kind}:{header.source}:{header.drafter}"] = header.target.partition(" (")[0]
+    return drafts_words(sorted(set(table["drafts_source"])), targets)
+
+
+def _profile_of(scenario: Scenario) -> Profile | None:
+    """The scenario's profile; None where it was a file that is gone by now (it was made for the study)."""
+    try:
+        return load_profile(scenario.cost.profile)
+    except InputError:
+        return None
 
 
 def _host_text(host: HostSection) -> str:

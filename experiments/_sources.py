@@ -74,7 +74,7 @@ drafter's pass (assumed)."
         if profile is not None and profile.name == name:
             where = f"{profile.model} on {profile.hardware}, "
             stairs = "priced " + ("at the next captured size" if profile.capture_limit else "between timed ones")
-        how = "measured" if kind == "measured" else "computed from published components"
+        how = "measured" if kind == "measured" else "computed, not timed"
         said = f"Step times: {how} ({where}profile {name}), {_FITS.get(fit, stairs)}"
     if any("draft=included" in label.split(";") for label in labels):
         said += "; the draft's time is in them"

@@ -276,13 +276,16 @@ BANDS = (0.05, 0.15)
 
 @style()
 def draw_errors(table: pd.DataFrame, folder: Path, stem: str, *, title: str, note: str) -> None:
-    """Predicted against measured with bands of 5 and 15 %, and the error of every scored number, metric by metric."""
+    """Predicted against measured with bands of 5 and 15 %, and the error of every scored number, metric by metric.
+
+    A gray bar reaches as far as the metric's `target`.
+    """
     known = table[table["use"] != "unknown"]
     scored = known[known["use"] == "scored"]
     arms = list(dict.fromkeys(table["arm"]))
     looks = arm_styles(arms)
     metrics = list(dict.fromkeys(scored["metric"]))
-    fig, axes = new_figure(2, width=11.0, height=max(4.2, 1.2 + 0.33 * len(metrics)), title=title)
+    fig, axes = new_figure(2, width=9.2, height=max(3.9, 1.1 + 0.29 * len(metrics)), title=title)
     caption(fig, note)
     left, right = axes[0]
     _agreement(left, known, arms)
@@ -303,8 +306,9 @@ def draw_errors(table: pd.DataFrame, folder: Path, stem: str, *, title: str, not
     right.set_ylim(len(metrics) - 0.4, -0.6)
     reach = max(6.0, 1.12 * float(100 * scored["error"].abs().max()))
     right.set_xlim(-reach, reach)
-    right.set_xlabel("error of the prediction, % (scored only)")
-    right.set_title("Errors; gray bar: what was asked for")
+    right.set_xlabel("error of the prediction, %")
+    aimed = scored["target"].notna().any()
+    right.set_title("Error of every scored number" + ("\n(gray bar: the error allowed)" if aimed else ""))
     save_figure(fig, folder, stem)
 
 
@@ -336,7 +340,7 @@ def _agreement(ax: Axes, known: pd.DataFrame, arms: Sequence[str]) -> None:
     ax.grid(which="minor", color=GRID, linewidth=0.4)
     ax.set_xlabel("measured (ms; throughput: tok/s)")
     ax.set_ylabel("predicted")
-    ax.set_title("Predicted against measured; bands: 5 and 15 %")
+    ax.set_title("Predicted against measured\n(gray bands: 5 and 15 % off)")
     legend(ax, "upper left")
 
 

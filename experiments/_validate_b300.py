@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -286,7 +287,7 @@ def draw_case(tables: Tables, folder: Path, stem: str) -> None:
 def _draw_loads(tables: Tables, folder: Path, stem: str) -> None:
     cells = tables["cells"]
     title = "A vLLM server predicted from its profile and a run without speculation"
-    fig, axes = new_figure(3, width=12.6, height=4.4, title=title)
+    fig, axes = new_figure(3, width=9.6, height=4.0, title=title)
     caption(
         fig,
         "Lines: predicted. Marks: measured; hollow: seen by a fit (no speculation, and every arm's one user), filled: "
@@ -382,47 +383,90 @@ def _errors(ax: Axes, cells: pd.DataFrame) -> None:
     legend(ax, "upper left", ncols=1)
 
 
+#: Changes that the figure shows; the page and ``ablation.csv`` have all.
+SHOWN_CHANGES = 8
+#: Where the axes end at the latest, percent: one bar or mark must not flatten the others.
+_EDGE = 100.0
+
+
+def largest_changes(table: pd.DataFrame, most: int = SHOWN_CHANGES) -> pd.DataFrame:
+    """The rows of ``ablation`` that matter most, the largest first.
+
+    A change counts by the most that it moves: the worst error of k = 1, or a prediction of another arm, in shares.
+    """
+    full, rest = table[table["variant"] == "full"].iloc[0], table[table["variant"] != "full"]
+    moved = [(rest["k1_worst_error"] - float(full["k1_worst_error"])).abs()]
+    moved += [(rest[f"{name}_{users}"] / float(full[f"{name}_{users}"]) - 1.0).abs() for name, users in SHOWN]
+    size = np.max(np.array(moved), axis=0)
+    return rest.iloc[np.argsort(-size, kind="stable")[:most]]
+
+
 @style()
 def _draw_mechanisms(tables: Tables, folder: Path, stem: str) -> None:
     table = tables["ablation"]
-    full, rest = table[table["variant"] == "full"].iloc[0], table[table["variant"] != "full"]
+    full, rest = table[table["variant"] == "full"].iloc[0], largest_changes(table)
+    left_out = len(table) - 1 - len(rest)
+    moves = {arm: 100 * (rest["{}_{}".format(*arm)] / float(full["{}_{}".format(*arm)]) - 1.0) for arm in SHOWN}
+    worst, mean = (100 * rest[f"k1_{name}_error"].to_numpy(dtype=np.float64) for name in ("worst", "mean"))
+    farthest = max(float(worst.max()), *(float(move.abs().max()) for move in moves.values()))
     fig, axes = new_figure(
-        2, width=12.6, height=0.5 + 0.27 * len(rest), title="What is left out or changed, and what it does", sharey=True
+        2,
+        width=9.4,
+        height=1.4 + 0.33 * len(rest),
+        title=f"What is left out or changed, and what it does: the {len(rest)} that matter most",
+        sharey=True,
     )
     caption(
         fig,
         "One mechanism is left out or changed; constants and acceptance are fitted again to the same cells. Left: the "
-        "scored errors of k = 1 (bar: worst, mark: mean with its sign). Right: by how much predictions of other arms "
-        "move. An arrow at the edge: beyond it. One seed.",
+        "scored errors of k = 1 at 16 to 256 users (bar: worst, dot: mean with its sign; dashed: worst with everything "
+        "in). Right: by how much predictions of other arms move; k5 at 128 is k = 5 at 128 users."
+        + (" An arrow with its value: beyond the axis." if farthest > _EDGE else "")
+        + (f" {left_out} smaller changes: in ablation.csv." if left_out else "")
+        + " One seed.",
     )
     left, right = axes[0]
     places = np.arange(len(rest))
-    left.barh(places, 100 * rest["k1_worst_error"], color="#56B4E9", height=0.62, alpha=0.55, zorder=2)
-    left.scatter(100 * rest["k1_mean_error"], places, s=20, color="#0072B2", zorder=3)
+    edge = min(_EDGE, 1.08 * float(worst.max()))
+    left.barh(places, np.minimum(worst, edge), color="#56B4E9", height=0.62, alpha=0.55, zorder=2)
+    for at, value in zip(places[worst > edge], worst[worst > edge], strict=True):
+        _beyond(left, edge, float(at), float(value), "#0072B2")
+    left.scatter(np.clip(mean, -edge, edge), places, s=20, color="#0072B2", zorder=3)
     left.axvline(100 * float(full["k1_worst_error"]), color=INK, linewidth=0.9, linestyle="--", zorder=3)
-    left.set_yticks(places, rest["change"])
+    left.axvline(0.0, color=SOFT, linewidth=0.9, zorder=1)
+    left.set_yticks(places, [textwrap.fill(str(text), 26) for text in rest["change"]])
     left.set_ylim(len(rest) - 0.4, -0.6)
-    left.set_xlim(-22, 42)
-    left.set_xlabel("error of k = 1 at 16 to 256 users, % (dashed: worst with everything)")
+    left.set_xlim(min(-5.0, 1.2 * float(mean.min())), edge)
+    left.set_xlabel("error, %")
     left.set_title("Errors of k = 1")
-    reach = 45.0
-    for name, users in SHOWN:
+    low, high = (min(_EDGE, 5.0 + max(float((sign * move).max()) for move in moves.values())) for sign in (-1, 1))
+    for (name, users), move in moves.items():
         color, marker = LOOKS[name]
-        change = 100 * (rest[f"{name}_{users}"] / float(full[f"{name}_{users}"]) - 1.0).to_numpy()
-        inside = np.abs(change) <= reach
+        change = move.to_numpy(dtype=np.float64)
+        inside = (change >= -low) & (change <= high)
         face = color if users == 128 else "white" if users == 16 else "#555555"
         right.scatter(
             change[inside], places[inside], s=26, marker=marker, facecolors=face, edgecolors=color, linewidths=1.0,
             label=f"{name} at {users}", zorder=3,
         )  # fmt: skip
-        for at, where in zip(places[~inside], np.sign(change[~inside]), strict=True):
-            right.scatter(where * reach, at, s=26, marker=">" if where > 0 else "<", color=color, zorder=3)
+        for at, value in zip(places[~inside], change[~inside], strict=True):
+            _beyond(right, high if value > 0 else -low, float(at), float(value), color)
     right.axvline(0.0, color=SOFT, linewidth=0.9, zorder=1)
-    right.set_xlim(-reach - 2, reach + 2)
+    right.set_xlim(-low, high)
     right.set_xlabel("change of the predicted throughput, %")
     right.set_title("Predictions of other arms")
-    legend(right, "upper left")
+    legend(right, "lower right")
     save_figure(fig, folder, stem)
+
+
+def _beyond(ax: Axes, edge: float, at: float, value: float, color: str) -> None:
+    """An arrow at the edge of the axis with the value that lies beyond it."""
+    side = 1 if value > 0 else -1
+    ax.scatter(edge, at, s=34, marker=">" if side > 0 else "<", color=color, zorder=4, clip_on=False)
+    ax.annotate(
+        f"{value:+.0f} %", (edge, at), xytext=(-7 * side, 0), textcoords="offset points",
+        ha="right" if side > 0 else "left", va="center", fontsize=7.5, color=color, zorder=4,
+    )  # fmt: skip
 
 
 CASE = Case(

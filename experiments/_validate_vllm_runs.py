@@ -182,8 +182,8 @@ def _draw_distributions(tables: Tables, folder: Path, stem: str) -> None:
     fig, axes = new_figure(
         3,
         len(arms),
-        width=11.0,
-        height=2.3 * len(arms) + 0.5,
+        width=9.2,
+        height=1.95 * len(arms) + 0.5,
         title=f"Requests from number {half} on: TTFT, TPOT, output rate",
     )
     caption(

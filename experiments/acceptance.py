@@ -59,11 +59,14 @@ from experiments._banks import (
     sums_by_text,
     targets,
     title,
+    training_note,
     with_all,
 )
 from experiments._common import print_table, run_main, staged_output, write_csv, written
 
 FloatArray = npt.NDArray[np.float64]
+#: Columns of `comparisons.csv` that say how much the two drafters were trained; empty where a bank does not say.
+ANCHORS = ["anchors", "against_anchors"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +148,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_csv(lengths, out / "accepted_length.csv")
         if len(banks) > 1:
             write_csv(pairs, out / "comparisons.csv")
-        notes = f"{provenance(banks)} {blocks_note(args.blocks)} {interval_note(args.resamples)}"
+        sentences = (provenance(banks), training_note(banks), blocks_note(args.blocks), interval_note(args.resamples))
+        notes = " ".join(sentence for sentence in sentences if sentence)
         draw_curves(banks, curves, notes, out)
         draw_lengths(banks, lengths, pairs, reference, f"{notes} {pairs_note(banks, reference)}".rstrip(), out)
         written(out)
@@ -218,6 +222,7 @@ def length_table(banks: Sequence[Opened], found: Sequence[Acceptance]) -> pd.Dat
                     "bank": one.name,
                     "drafter": one.label,
                     "gamma": one.gamma,
+                    "anchors": one.anchors,
                     "temperature": np.nan if one.temperature is None else one.temperature,
                     "domain": domain,
                     "tau": got.tau[0, i],
@@ -267,11 +272,13 @@ def pair_table(banks: Sequence[Opened], found: Sequence[Acceptance]) -> pd.DataF
                             "low": low[i],
                             "high": high[i],
                             "paired": one.group == other.group,
+                            "anchors": one.anchors,
+                            "against_anchors": other.anchors,
                             "published": known.get(domain, np.nan),
                         }
                     )
     columns = ["bank", "drafter", "against", "against_drafter", "domain", "metric", "positions"]
-    return pd.DataFrame(rows, columns=[*columns, "ratio", "low", "high", "paired", "published"])
+    return pd.DataFrame(rows, columns=[*columns, "ratio", "low", "high", "paired", "published", *ANCHORS])
 
 
 def metric_of(got: Acceptance, metric: str, last: int) -> FloatArray:
@@ -322,6 +329,8 @@ def report(
         names = ["drafter", "against_drafter", "metric", "positions", "ratio", "interval"]
         print(f"\nratios, domain '{ALL}' (alpha_rest: mean acceptance after position 1; by domain: comparisons.csv)")
         print_table(shown[[*names, "published", "paired"]])
+        if note := training_note(banks):
+            print(note)
     print(f"\n'{ALL}': mean over domains, equally weighted; [..]: 95 % interval over texts; published: {PAPER_TARGET}")
 
 
@@ -347,8 +356,8 @@ def draw_curves(banks: Sequence[Opened], curves: pd.DataFrame, notes: str, out: 
     fig, axes = new_figure(
         len(names),
         2 if shown else 1,
-        width=2.9 * len(names) + 1.3,
-        height=6.0 if shown else 3.4,
+        width=2.05 * len(names) + 1.2,
+        height=5.6 if shown else 3.2,
         title="Conditional acceptance by draft position",
     )
     caption(
@@ -378,9 +387,9 @@ def draw_curves(banks: Sequence[Opened], curves: pd.DataFrame, notes: str, out: 
             value_line(axes[1, i], part["position"], part["acceptance"], drafter_style(str(drafter)), hollow=True)
         positions_axes(axes[1, i], gamma)
         axes[1, i].set_xlabel("draft position k")
-    row_name(axes[0, 0], f"{kinds(banks)}: {targets(banks, brief=True)}", "acceptance at k, given 1..k-1")
+    row_name(axes[0, 0], f"{kinds(banks)}:\n{targets(banks, brief=True)}", "acceptance at k, given 1..k-1")
     if shown:
-        row_name(axes[1, 0], f"published: {PAPER_TARGET}, T = 1", "acceptance at k, given 1..k-1")
+        row_name(axes[1, 0], f"published:\n{PAPER_TARGET}, T = 1", "acceptance at k, given 1..k-1")
     # By the points: an interval at a position that few texts reach would flatten all curves.
     room = 0.06 + 0.1 * float(curves["acceptance"].max() - curves["acceptance"].min())
     low, high = float(curves["acceptance"].min()) - room, float(curves["acceptance"].max()) + room
@@ -426,7 +435,8 @@ def draw_lengths(
     shown = [name for name in names if name in set(table["domain"])]
     others = [one for one in banks if one is not reference and one.group == reference.group]
     panels = 1 + bool(shown) + bool(others)
-    fig, axes = new_figure(panels, width=4.1 * panels, height=4.1, title="Accepted length (bonus included)")
+    heading = "Accepted length: tokens a target pass, bonus included"
+    fig, axes = new_figure(panels, width=max(3.05 * panels, 5.2), height=4.0, title=heading)
     caption(
         fig,
         f"{notes} Hollow: the paper's Table 1 (published; {PAPER_TARGET}, T = 1, blocks of 7, mean of the domain's "
@@ -439,12 +449,15 @@ def draw_lengths(
     ]
     ax = axes[0, 0]
     grouped_points(ax, names, recorded)
-    ax.set_ylabel("tau, tokens a target pass")
-    panel_title(ax, f"{kinds(banks).capitalize()}: {targets(banks)}")
+    ax.set_ylabel("accepted length tau")
+    panel_title(ax, f"{kinds(banks).capitalize()}:\n{targets(banks, brief=True)}")
     ax.set_ylim(bottom=1.0)
+    ours = {one.drafter for one in banks}
     drafter_key(
         fig,
         [(one.label, drafter_style(one.drafter), second_of_its_kind(banks, one)) for one in banks],
+        published=[drafter_style(name) for name in DRAFTERS if name in set(table["drafter"]) - ours and shown],
+        kinds=(kinds(banks), "published") if shown else None,
     )
     if shown:
         ax = axes[0, 1]
@@ -458,9 +471,8 @@ def draw_lengths(
                 if len(part)
             ],
         )
-        ax.set_ylabel("tau, tokens a target pass")
         ax.set_ylim(bottom=1.0)
-        panel_title(ax, f"Published: {PAPER_TARGET}, T = 1")
+        panel_title(ax, f"Published:\n{PAPER_TARGET}, T = 1")
     if others:
         ax = axes[0, -1]
         ratios = pairs[(pairs["against"] == reference.name) & (pairs["metric"] == "tau")]
@@ -474,8 +486,7 @@ def draw_lengths(
                 series.append((drafter_style(one.drafter), values(known, "domain", "published"), True, False))
         grouped_points(ax, names, series)
         ax.axhline(1.0, color=SOFT, linewidth=0.9, zorder=1.5)
-        ax.set_ylabel(f"ratio of tau to {reference.label}'s")
-        panel_title(ax, f"Against {reference.label} (hollow: published)")
+        panel_title(ax, f"Ratio of tau to that\nof {reference.label}")
     save_figure(fig, out, "accepted_length")
 
 

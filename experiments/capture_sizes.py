@@ -43,11 +43,12 @@ from dsim.compare import paired
 from dsim.cost import StepCost, verify_points
 from dsim.errors import InputError
 from dsim.figures import caption, legend, new_figure, panel_title, save_figure
-from dsim.plotstyle import INK, SOFT, style
+from dsim.plotstyle import SOFT, style
 from dsim.profile import Profile, load_profile, write_profile
 from dsim.scenario import Result, cost_of
 from dsim.schema import Scenario
 from dsim.sweep import grid, run
+from dsim.wording import counted, percent
 from experiments._common import (
     arm_of,
     override,
@@ -548,11 +549,14 @@ def draw(
     out: Path,
 ) -> None:
     """Loss against the number of graphs, and the sizes under the steps' distribution."""
-    fig, axes = new_figure(2, width=11.5, height=4.4, title=f"Captured graph sizes: {prices.label.split(':')[1]}")
+    fig, axes = new_figure(2, width=11.5, height=4.4, title=_title(table, prices.label.split(":")[1]))
+    beyond = ""
+    if table["extrapolated"].any():
+        beyond = f", extrapolated above {prices.known:,} tokens"
     caption(
         fig,
-        f"{steps.note} Prices of graphs: {prices.label}. Lost: against a graph for every size, drafting and host time "
-        "in both. The best sets are exact for these steps.",
+        f"{steps.note} Prices of graphs: {prices.label}{beyond}. Lost: against a graph for every size, drafting and "
+        "host time in both. The best sets are exact for these steps.",
     )
     left, right = axes[0]
     _losses(left, table, chosen)
@@ -560,6 +564,18 @@ def draw(
     _sizes(right, steps.load, own, chosen)
     panel_title(right, "How large the steps are, and where graphs are")
     save_figure(fig, out, "capture_sizes")
+
+
+def _title(table: pd.DataFrame, name: str) -> str:
+    """What the profile's own graphs lose, and what the chosen ones do."""
+    rows = table.drop_duplicates("set").set_index("set")
+    words = []
+    for which, what in ((OWN, "its own"), ("best, as allowed", "the best")):
+        if which in rows.index:
+            graphs, lost = int(rows["graphs"][which]), float(rows["lost_throughput"][which])
+            loses = f"{'loses' if graphs == 1 else 'lose'} {percent(lost)}"
+            words.append(f"{what} {counted(graphs, 'graph')} {loses}" if np.isfinite(lost) else f"{what}: no price")
+    return f"{name}: {', '.join(words)}"
 
 
 def _losses(ax: Axes, table: pd.DataFrame, chosen: IntArray) -> None:
@@ -572,26 +588,19 @@ def _losses(ax: Axes, table: pd.DataFrame, chosen: IntArray) -> None:
         "best, as allowed": ("o", "#D55E00"),
     }
     shown = table[table["set"].isin(looks)]
-    for row in shown.to_dict("records"):
-        (marker, color), far = looks[row["set"]], row["graphs"] > 0.25 * table["graphs"].max()
-        if not np.isfinite(row["lost_throughput"]):
-            continue
-        ax.plot(row["graphs"], row["lost_throughput"], marker, color=color, markersize=6.5, zorder=4)
-        ax.annotate(
-            f"{row['set']}: {100 * row['lost_throughput']:.1f} %",
-            (row["graphs"], row["lost_throughput"]),
-            xytext=(-4 if far else 7, 8 if far else 5),
-            textcoords="offset points",
-            fontsize=7.5,
-            color=color if color != SOFT else INK,
-            ha="right" if far else "left",
-        )
-    finite = best["lost_throughput"][np.isfinite(best["lost_throughput"])]
+    # Points lie on each other where little is lost, so what they are stands in the legend, with its numbers.
+    for row in shown.sort_values("lost_throughput", ascending=False).to_dict("records"):
+        marker, color = looks[row["set"]]
+        if np.isfinite(row["lost_throughput"]):
+            label = f"{row['set']}: {counted(row['graphs'], 'graph')}, {percent(row['lost_throughput'])} lost"
+            look = {"linestyle": "none", "markersize": 6.5, "label": label}
+            ax.plot(row["graphs"], row["lost_throughput"], marker=marker, color=color, zorder=4, **look)
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _position: f"{value:g}"))
     ax.set_xlim(0.9, 1.9 * max(float(table["graphs"].max()), 2.0))
-    top = max(0.02, 1.6 * float(shown["lost_throughput"].max()))
-    ax.set_ylim(-0.03 * top, min(top, 1.05 * max(float(finite.max()), top)))
+    # Room for the legend above the highest of the points.
+    top = max(0.02, 1.7 * float(shown["lost_throughput"].max()))
+    ax.set_ylim(-0.03 * top, top)
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _position: f"{100 * value:g} %"))
     ax.set_xlabel("captured graphs")
     ax.set_ylabel("throughput lost")

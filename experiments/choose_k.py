@@ -463,16 +463,20 @@ def draw(found: Answer, overall: pd.DataFrame, scenario: Scenario, out: Path) ->
     labels = ["no speculation", *(_k(arm) for arm in found.fixed[1:]), *found.adaptive]
     ax.set_yticks(range(len(arms)), labels)
     ax.set_xlabel("concurrent users, and share of the time")
-    panel_title(ax, "Throughput against the best fixed k at each load, %")
+    panel_title(
+        ax, f"Throughput against the best fixed k at each load, % (colors end at {_DARKEST:+g} and {_GREENEST:+g})"
+    )
     save_figure(fig, out, "choose_k")
 
 
+#: Percent at which the colors end: what lies beyond has a number and no darker cell.
+_DARKEST, _GREENEST = -30, 10
 _MAP = LinearSegmentedColormap.from_list("loss", ["#B2432F", "#F2C9B8", "#FFFFFF", "#BFE3CC", "#1B7F4C"])
 
 
 def _cells(ax: Axes, cells: np.ndarray[Any, np.dtype[np.float64]], fixed: int) -> None:
-    norm = TwoSlopeNorm(vcenter=0.0, vmin=-30.0, vmax=10.0)
-    ax.imshow(np.clip(cells, -30, 10), cmap=_MAP, norm=norm, aspect="auto", interpolation="nearest")
+    norm = TwoSlopeNorm(vcenter=0.0, vmin=_DARKEST, vmax=_GREENEST)
+    ax.imshow(np.clip(cells, _DARKEST, _GREENEST), cmap=_MAP, norm=norm, aspect="auto", interpolation="nearest")
     for (row, column), value in np.ndenumerate(cells):
         best = abs(value) < 0.05
         ax.text(

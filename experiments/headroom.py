@@ -72,6 +72,7 @@ MEANS = (
     "regret_p99",
 )
 _COLORS = ("#D55E00", "#0072B2", "#009E73", "#8A8A8A")
+_TITLE = "How far is today's policy from the best possible? Throughput above the best fixed length"
 
 
 @dataclass(frozen=True)
@@ -447,13 +448,15 @@ def _difference_text(row: pd.Series) -> str:
 def draw(rungs: pd.DataFrame, runs: pd.DataFrame, study: Scenario, out: Path) -> None:
     """The waterfall: one panel a load."""
     loads = rungs["concurrency"].drop_duplicates().tolist()
+    # One line of title is as wide as three panels.
+    narrow = len(loads) < 3
     fig, axes = new_figure(
         ncols=len(loads),
-        width=2.2 + 2.5 * len(loads),
-        height=3.3,
+        width=max(5.6, 2.2 + 2.5 * len(loads)),
+        height=3.5 if narrow else 3.3,
         sharey=True,
         sharex=True,
-        title="How far is today's policy from the best possible? Throughput above the best fixed length",
+        title=_TITLE.replace("? ", "?\n") if narrow else _TITLE,
     )
     seeds = study.measure.seeds
     bars = "95 % paired t intervals of each gain" if seeds >= MIN_SEEDS else "ranges of each gain"

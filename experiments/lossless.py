@@ -51,7 +51,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "dspark": ("dspark:lag=0", "dspark:lag=1", "dspark:lag=2"),
     "sglang": ("sglang", "sglang:table=additive,lag=1,fill=true"),
     "trtllm": ("trtllm", "trtllm:lag=1,floor=0,tiers=global,min_predicted_gain=0"),
-    "atom": ("atom", "atom:lag=0"),
+    "atom": ("atom", "atom:lag=0", "atom:full_on_change=false,lag=0", "atom:ragged=false,buckets=1/3,lag=0"),
     "vllm-ascend": ("vllm-ascend:interval=1", "vllm-ascend:interval=1,floor=0"),
     "batch-table": ("batch-table:table=1-1=2/2-=1",),
     "goodput": ("goodput:interval=1",),

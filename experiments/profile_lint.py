@@ -20,6 +20,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter
 
 from dsim.convert import to_profile
@@ -39,10 +42,11 @@ from dsim.lint import (
     usual_concurrency,
 )
 from dsim.lookup import LOOKUP_RULES
-from dsim.plotstyle import GRID, INK, SOFT, caption, legend, new_figure, panel_title, save_figure, style
+from dsim.plotstyle import GRID, INK, SOFT, agg_renderer, caption, legend, new_figure, panel_title, save_figure, style
 from dsim.profile import DEFAULT_PROFILE, Profile, load_profile, shipped_profiles
 from dsim.wording import counted
 from experiments._common import OneLineParser, positive_int, print_table, run_main, staged_output, write_csv
+from experiments._sources import cost_words, drafts_words
 from experiments.profile_report import chosen_context
 
 #: How the engines read their own tables.
@@ -270,24 +274,32 @@ def table(case: Case, found: Sequence[Finding]) -> pd.DataFrame:
 def draw(folder: Path, case: Case, found: Sequence[Finding], band: NoiseBand) -> None:
     """The curve with the findings on it, and what is decided on it at each load."""
     setting = case.setting
-    fig, axes = new_figure(2, width=11.5, height=4.8, title=f"Profile lint: {case.profile.name}")
+    fig, axes = new_figure(2, width=9.4, height=4.6, title=f"Profile lint: {case.profile.name}")
     caption(fig, _caption(case, found))
     left, right = axes[0]
     _curve(left, case)
-    _marks(left, case, found)
+    words = _marks(left, case, found)
     panel_title(left, "The table, and where the findings are")
     _decisions(right, case, band)
     panel_title(right, f"What is decided on it, and on {setting.draws} noisy copies")
+    _keep_inside(left, words)
     save_figure(fig, folder, "profile_lint")
 
 
 def _caption(case: Case, found: Sequence[Finding]) -> str:
-    listed = "; ".join(f"{number} {item.check} ({item.severity})" for number, item in enumerate(found, start=1))
+    unplaced = [
+        f"{number} {item.check} ({item.severity}): {item.gloss}"
+        for number, item in enumerate(found, start=1)
+        if item.tokens is None
+    ]
+    listed = f"Of the whole table: {'; '.join(unplaced)}. " if unplaced else "" if found else "No findings. "
     timed = "upper medians of warm passes" if case.profile.kind == "measured" else "computed from published components"
     return (
-        f"Findings: {listed or 'none'}.\nDots: {timed}. Line: price of a step as a planner reads it "
-        f"({case.cost.label}). Drafts {case.setting.sample.label}, taken at their word; the decision is the best "
-        f"number of drafts in one step, not simulated. Source: {case.profile.source}."
+        f"Findings: red errors, amber warnings, blue for information; numbers as in findings.csv. {listed}\n"
+        f"Dots: {timed}. Line: price of a step as a planner reads it. "
+        f"{cost_words({case.cost.label: 'none'}, case.profile)} {drafts_words([case.setting.sample.label])} "
+        "Confidences are taken at their word; the decision is the best number of drafts in one step, not simulated. "
+        f"Source: {case.profile.source}."
     )
 
 
@@ -314,7 +326,7 @@ def _curve(ax: Axes, case: Case) -> None:
     ax.text(
         (low * high) ** 0.5,
         0.02,
-        f"{counted(setting.at, 'request')}:\nno draft to all",
+        f"{counted(setting.at, 'request')}:\nnone to {setting.gamma} drafts",
         transform=ax.get_xaxis_transform(),
         ha="center",
         va="bottom",
@@ -335,41 +347,59 @@ def _curve(ax: Axes, case: Case) -> None:
     ax.set_xlim(0.9 * min(float(points.tokens[0]), setting.at), 4 * setting.reach)
     shown = ms[: 4 * setting.reach]
     ax.set_ylim(0.7 * shown.min(), 1.4 * shown.max())
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda value, _position: f"{value:,g}"))
-        axis.set_minor_formatter(
-            FuncFormatter(lambda value, _position: f"{value:,g}" if f"{value:.0e}"[0] in "25" else "")
-        )
+    top = ax.get_ylim()[1]  # findings stand above it, where no time is
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _position: f"{value:,g}"))
     ax.xaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _position: f"{value:,g}" if value <= top else ""))
+    ax.yaxis.set_minor_formatter(
+        FuncFormatter(lambda value, _position: f"{value:,g}" if value <= top and f"{value:.0e}"[0] in "25" else "")
+    )
     ax.set_xlabel("tokens in the step")
     ax.set_ylabel("ms")
 
 
-def _marks(ax: Axes, case: Case, found: Sequence[Finding]) -> None:
-    """Each finding that has a place: a bar over its sizes with its number, in rows above the curve."""
+def _marks(ax: Axes, case: Case, found: Sequence[Finding]) -> list[Annotation]:
+    """Each finding that has a place: a bar over its sizes with its number, and in words above it what it is."""
     low, high = ax.get_ylim()
+    words = []
     placed = [(number, item) for number, item in enumerate(found, start=1) if item.tokens is not None]
-    step = (high / low) ** 0.1
-    ax.set_ylim(low, high * step ** (len(placed) + 1))
+    step = (high / low) ** 0.16
+    ax.set_ylim(low, high * step ** len(placed) * 1.1)
     for row, (number, item) in enumerate(placed):
         assert item.tokens is not None
-        y, color = high * step ** (len(placed) - row), _COLORS[item.severity]
+        y, color = high * step ** (len(placed) - row - 0.7), _COLORS[item.severity]
         first, last = item.tokens
         ax.plot([first, last], [y, y], color=color, linewidth=2.2, solid_capstyle="butt", zorder=4)
         ax.plot(
             [first], [y], marker="o", markersize=10, color=color, markeredgecolor="white", markeredgewidth=0.8, zorder=5
         )
         ax.text(first, y, str(number), ha="center", va="center_baseline", fontsize=6.8, color="white", zorder=6)
-        ax.annotate(
-            item.check,
-            (last, y),
-            xytext=(6, 0),
+        text = ax.annotate(
+            f"{item.check}: {item.gloss}",
+            (first, y),
+            xytext=(-5, 6),
             textcoords="offset points",
-            va="center",
+            va="bottom",
             fontsize=7.5,
             color=color,
+            path_effects=[withStroke(linewidth=2.0, foreground="white")],
             zorder=6,
         )
+        text.set_in_layout(False)
+        words.append(text)
+    return words
+
+
+def _keep_inside(ax: Axes, words: Sequence[Annotation]) -> None:
+    """Shift words to the left that would run out of the panel; call it when all panels are drawn."""
+    fig = ax.figure
+    assert isinstance(fig, Figure)
+    fig.draw_without_rendering()
+    renderer, frame = agg_renderer(fig), ax.get_window_extent()
+    for text in words:
+        over = (text.get_window_extent(renderer).x1 - frame.x1) / renderer.points_to_pixels(1.0)
+        x, y = text.xyann
+        text.xyann = (x - max(0.0, float(over)), y)
 
 
 def _decisions(ax: Axes, case: Case, band: NoiseBand) -> None:
@@ -381,7 +411,7 @@ def _decisions(ax: Axes, case: Case, band: NoiseBand) -> None:
     ax.axhline(
         setting.sample.worthwhile, color=SOFT, linewidth=1, linestyle=(0, (4, 3)), label="all drafts worth having"
     )
-    ax.plot(loads, chosen, color=INK, linewidth=1.2, label="best on the table", zorder=3)
+    ax.plot(loads, chosen, color=INK, linewidth=1.2, label="best on this table", zorder=3)
     ax.vlines(
         at,
         low,
@@ -389,7 +419,7 @@ def _decisions(ax: Axes, case: Case, band: NoiseBand) -> None:
         color="#D55E00",
         linewidth=3,
         alpha=0.6,
-        label=f"nine in ten tables, +-{100 * setting.noise:g} %",
+        label=f"nine in ten noisy copies ({100 * setting.noise:g} %)",
         zorder=4,
     )
     ax.plot([setting.at], [case.chosen(setting.at) / setting.at], "o", color=INK, markersize=5, zorder=5)

@@ -218,8 +218,8 @@ def draw(one: Opened, found: Mapping[str, Measured], domain: str, args: argparse
     fig, axes = new_figure(
         len(positions),
         4,
-        width=2.55 * len(positions) + 0.9,
-        height=9.2,
+        width=2.1 * len(positions) + 0.9,
+        height=7.8,
         title=f"Reliability of confidences: {one.label}" + ("" if domain == ALL else f", {domain}"),
     )
     whose = "All domains, pooled" if domain == ALL else f"Domain {domain}"
@@ -264,8 +264,8 @@ def draw(one: Opened, found: Mapping[str, Measured], domain: str, args: argparse
         shares[np.round(own["bin_lo"].to_numpy() * RELIABILITY_BINS).astype(int)] = own["fraction"]
         histogram_axes(axes[3, i], edges, shares, color, hollow=True)
         axes[3, i].set_xlabel("predicted, c_1 ... c_k" if k > 1 else "predicted, c_1")
-    row_name(axes[0, 0], f"{kinds([one])}: {targets([one], brief=True)}", "observed share accepted")
-    row_name(axes[2, 0], f"published: {PAPER_TARGET}, Alpaca, T = 1", "observed share accepted")
+    row_name(axes[0, 0], f"{kinds([one])}:\n{targets([one], brief=True)}", "observed share accepted")
+    row_name(axes[2, 0], f"published:\n{PAPER_TARGET}, Alpaca, T = 1", "observed share accepted")
     for r in (1, 3):
         axes[r, 0].set_ylabel("blocks")
     for r, row in enumerate(axes):

@@ -167,8 +167,8 @@ def draw(one: Opened, table: pd.DataFrame, args: argparse.Namespace, out: Path) 
     fig, axes = new_figure(
         len(names),
         2,
-        width=2.9 * len(names) + 1.2,
-        height=5.8,
+        width=2.05 * len(names) + 1.2,
+        height=5.4,
         title=f"Sweep of a static threshold on the {args.on}: {one.label}",
     )
     caption(
@@ -189,7 +189,7 @@ def draw(one: Opened, table: pd.DataFrame, args: argparse.Namespace, out: Path) 
         axes[1, i].set_xlabel("threshold t")
         for ax in axes[:, i]:
             ax.set_xlim(-0.02, 1.02)
-            ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
+            ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
         axes[1, i].yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     row_name(axes[0, 0], "tokens a round", "accepted (with bonus), rejected")
     row_name(axes[1, 0], "acceptance rate", "(accepted + 1) / (verified + 1)")

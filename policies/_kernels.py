@@ -8,7 +8,9 @@ from numba import cfunc, njit
 from dsim import kernel as k
 from dsim.kernel.planning import best_count, descending, positive, survival, top_k
 
-_PLAN = k.signature()
+_PLAN, _FEEDBACK = k.signature(), k.feedback_signature()
+#: Where the lengths begin in the parameters of `trtllm`.
+_LADDER = 8
 
 
 @cfunc(_PLAN, cache=True)
@@ -274,31 +276,86 @@ def _spread(counts, known, caps, age, lag, lengths):
             place -= 1
 
 
+#: `policies.atom`: where its query lengths begin in the parameters and the outcomes of a step in the state, and how
+#: many of these (7 bits each) are in one number.
+_QUERIES, _OUTCOMES, _PACKED = 5, 2, 7
+
+
+@njit(cache=True)
+def _rounded_up(params, drafts, gamma):
+    """Drafts of everybody in ATOM's smallest graph that has room for so many; the whole block where none has."""
+    if params.size == _QUERIES:
+        return min(drafts, gamma)
+    for i in range(_QUERIES, params.size):
+        if params[i] > drafts:
+            return min(np.int64(params[i]) - 1, gamma)
+    return gamma
+
+
 @cfunc(_PLAN, cache=True)
 def atom(counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths):
-    """`policies.atom.Atom` with the captured table; params: lag. Prices are steps a second."""
+    """`policies.atom.Atom` with the captured table; prices are steps a second.
+
+    params: lag, ragged, full on change, anchor, floor, query lengths. state: requests of the step before (-1: a prompt
+    was in it), the most that one had accepted (-1: not told), and the counts themselves.
+    """
     requests, gamma, lag = counts[k.REQUESTS], counts[k.BLOCK], np.int64(params[0])
-    if counts[k.BASE] > requests:
-        for r in range(requests):
-            lengths[r] = caps[r]
+    ragged, floor, prompts = params[1] > 0, np.int64(params[4]), counts[k.BASE] > requests
+    same = not prompts and state[0] == requests
+    for r in range(requests):
+        same = same and age[r] > 0
+        lengths[r] = caps[r]
+    most = state[1] if params[3] > 0 else -1.0
+    state[0], state[1] = -1.0 if prompts else np.float64(requests), -1.0
+    if prompts or (ragged and params[2] > 0 and not same):
         return 0
     known = _known(counts, confidence[0], caps, age, lag, work[0])
+    if known == 0 or (not ragged and known < requests):
+        return 0
     size = known * gamma
     for i in range(size):
         work[1, i] = work[0, i]
     descending(work[1], size, work[2], work[3])
     taken = 0
-    if known:
-        tau = np.float64(known)
-        rate = tau * prices[known]
-        for b in range(1, positive(work[1], size) + 1):
-            tau += np.float64(work[1, b - 1])
-            following = tau * prices[known + b]
-            if not following > rate:
-                break
-            rate, taken = following, b
+    tau = np.float64(known)
+    rate = tau * prices[known]
+    for b in range(1, positive(work[1], size) + 1):
+        tau += np.float64(work[1, b - 1])
+        following = tau * prices[known + b]
+        if not following > rate:
+            break
+        rate, taken = following, b
     top_k(work[0], known, gamma, taken, work[2], work[3], lengths)
     _spread(counts, known, caps, age, lag, lengths)
+    if ragged:
+        anchored = same and most >= 0
+        for r in range(requests):
+            length = max(lengths[r], floor)
+            if anchored:
+                packed = np.int64(state[_OUTCOMES + r // _PACKED])
+                length = max(length, (packed >> (7 * (r % _PACKED))) & 127)
+            lengths[r] = min(length, caps[r])
+        return 0
+    longest = max(floor, np.int64(most))
+    for r in range(requests):
+        longest = max(longest, lengths[r])
+    longest = _rounded_up(params, longest, gamma)
+    for r in range(requests):
+        lengths[r] = min(caps[r], longest)
+    return 0
+
+
+@cfunc(_FEEDBACK, cache=True)
+def atom_observe(requests, verified, accepted, params, state):
+    """`policies.atom.Atom.observe`."""
+    most, packed = 0, np.int64(0)
+    for r in range(requests):
+        most = max(most, accepted[r])
+        packed |= accepted[r] << (7 * (r % _PACKED))
+        if r % _PACKED == _PACKED - 1 or r == requests - 1:
+            state[_OUTCOMES + r // _PACKED] = np.float64(packed)
+            packed = np.int64(0)
+    state[1] = np.float64(most)
     return 0
 
 
@@ -391,4 +448,172 @@ def ascend(counts, times, confidence, verify_ms, prices, captured, age, caps, ac
     top_k(work[1], requests, beyond, budget, work[2], work[3], lengths)
     for r in range(requests):
         lengths[r] += min(caps[r], floor)
+    return 0
+
+
+@cfunc(_PLAN, cache=True)
+def goodput(counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths):
+    """`policies.goodput.Goodput`; params: weight, interval, margin, whether it stops early; state: alpha, k, steps."""
+    requests, base = counts[k.REQUESTS], counts[k.BASE]
+    if state[2] == 0:
+        draft, hidden, exposed = times[k.DRAFT_MS], times[k.HOST_HIDDEN_MS], times[k.HOST_EXPOSED_MS]
+        best = np.float64(requests) / (max(draft + verify_ms[base], hidden) + exposed) * (1 + params[2])
+        power, gained, drafts, length = 1.0, 0.0, 0, 0
+        before = best
+        for j in range(counts[k.BLOCK]):
+            reach = 0
+            for r in range(requests):
+                reach += caps[r] > j
+            drafts += reach
+            power *= state[0]
+            gained += reach * power
+            rate = (requests + gained) / (max(draft + verify_ms[base + drafts], hidden) + exposed)
+            if params[3] > 0 and not rate > before:
+                break
+            before = rate
+            if rate > best:
+                best, length = rate, j + 1
+        state[1] = length
+        state[2] = params[1]
+    state[2] -= 1
+    for r in range(requests):
+        lengths[r] = min(caps[r], np.int64(state[1]))
+    return 0
+
+
+@cfunc(_FEEDBACK, cache=True)
+def goodput_observe(requests, verified, accepted, params, state):
+    """`policies.goodput.Goodput.observe`."""
+    hits, tried = 0, 0
+    for r in range(requests):
+        hits += accepted[r]
+        tried += min(accepted[r] + 1, verified[r])
+    if tried:
+        state[0] += params[0] * (np.float64(hits) / np.float64(tried) - state[0])
+    return 0
+
+
+@njit(cache=True)
+def _rung(params, i, requests, gamma, caps):
+    """Drafts of the batch where everyone gets the i-th length of TensorRT-LLM's ladder; -1: no such length."""
+    floor = np.int64(params[1])
+    if params.size > _LADDER:
+        length = np.int64(params[_LADDER + i])
+    elif i == 0:
+        length = floor
+    else:
+        length = (gamma + 1) // 2 if i == 1 else gamma
+    if length < floor or length > gamma:
+        return -1
+    drafts = 0
+    for r in range(requests):
+        drafts += min(caps[r], length)
+    return drafts
+
+
+@njit(cache=True)
+def _spread_evenly(values, requests, width, count, worst, lengths):
+    """Add the `count` best of float32[R * width] to the lengths, ties by position, then request.
+
+    `worst` is the last of the best; of value 0 are no candidates.
+    """
+    above = 0
+    for r in range(requests):
+        for j in range(width):
+            if not values[r * width + j] > worst:
+                break
+            lengths[r] += 1
+            above += 1
+    left = count - above if worst > np.float32(0.0) else 0
+    for j in range(width):
+        if left == 0:
+            break
+        for r in range(requests):
+            if left and values[r * width + j] == worst:
+                lengths[r] += 1
+                left -= 1
+
+
+@cfunc(_PLAN, cache=True)
+def trtllm(counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths):
+    """`policies.trtllm.Trtllm` with the profiled table.
+
+    params: lag, floor, least gain, whether every number counts, the drain guard (how much later steps count or 0,
+    tokens a step, least value, requests in the tail), and lengths of a ladder of its own.
+    """
+    requests, gamma = counts[k.REQUESTS], counts[k.BLOCK]
+    floor, every, draft = np.int64(params[1]), params[3] > 0, times[k.DRAFT_MS]
+    granted, spare = 0, 0
+    for r in range(requests):
+        lengths[r] = caps[r]
+        granted += min(caps[r], floor)
+        spare += max(0, caps[r] - floor)
+    if spare == 0 or counts[k.AGE] < params[0]:
+        return 0
+    first = requests + granted
+    flat = True
+    for b in range(1, spare + 1):
+        if draft + prices[first + b] != draft + prices[first]:
+            flat = False
+            break
+    if flat:
+        return 0
+    survival(confidence[0], requests, gamma, caps, counts[k.CAPS_BIND], work[2])
+    width = gamma - floor
+    size = requests * width
+    start = np.float64(requests)
+    for r in range(requests):
+        for j in range(floor):
+            start += np.float64(work[2, r * gamma + j])
+        for j in range(width):
+            value = work[2, r * gamma + floor + j]
+            work[0, r * width + j] = value
+            work[1, r * width + j] = value
+    descending(work[1], size, work[2], work[3])
+    choices = spare + 1
+    if not every:
+        choices = params.size - _LADDER if params.size > _LADDER else 3
+    # The best ratio, and (the largest number comes last) what there is without trimming.
+    tau, added, rate, last = start, 0, 0.0, 0
+    best, best_rate = 0, -1.0
+    for i in range(choices):
+        b = i if every else _rung(params, i, requests, gamma, caps) - granted
+        if b < 0:
+            continue
+        while added < b:
+            tau += np.float64(work[1, added])
+            added += 1
+        rate = tau / (draft + prices[first + b])
+        if rate > best_rate or (rate == best_rate and not every):
+            best, best_rate = b, rate
+        last = b
+    if last == spare:
+        wanted = rate * (1 + params[2])
+        if best_rate < wanted:
+            best = spare
+        elif params[4] > 0:
+            # Of those that gain enough, the one of most value to the batch; everything where none is.
+            all_tau, all_rate, all_ms = tau, rate, draft + prices[first + spare]
+            tail_ms = draft + prices[min(np.int64(params[7]) * (1 + gamma), prices.size - 1)]
+            dear = params[4] * tail_ms / params[5] / np.float64(requests)
+            tau, added = start, 0
+            best, best_rate, most = spare, -1.0, -1.0
+            for i in range(choices):
+                b = i if every else _rung(params, i, requests, gamma, caps) - granted
+                if b < 0:
+                    continue
+                while added < b:
+                    tau += np.float64(work[1, added])
+                    added += 1
+                ms = draft + prices[first + b]
+                rate = tau / ms
+                if rate < wanted or not rate > all_rate:
+                    continue
+                value = (all_ms - ms) - (all_tau - tau) * dear
+                if value > params[6] and (value > most or (value == most and rate >= best_rate)):
+                    best, best_rate, most = b, rate, value
+    for r in range(requests):
+        lengths[r] = min(caps[r], floor)
+    if best:
+        _spread_evenly(work[0], requests, width, best, work[1, best - 1], lengths)
     return 0

@@ -32,6 +32,27 @@ def pinned_table(table: object, named: tuple[str, ...]) -> PriceTable | None:
     return read_price_table(table)
 
 
+def need_block(found: PriceTable | None, table: str, gamma: int) -> None:
+    """Refuse a pinned table that is for blocks of another size than the arm's `gamma` drafts.
+
+    A table of exact graphs (``trtllm-v2``) prices whole blocks of one size; read for another, it would answer with
+    prices of steps that its engine does not have.
+
+    Raises
+    ------
+    InputError
+        Names the file and its field.
+    """
+    if found is not None and found.gamma not in (None, gamma):
+        raise InputError(
+            f"the table is for blocks of {found.gamma} drafts, and the arm's have {gamma}",
+            file=table,
+            field="engine_fingerprint.max_draft_len",
+            value=found.gamma,
+            expected=f"{gamma}, or an arm with gamma = {found.gamma}",
+        )
+
+
 def captured_or_all(captured: IntArray, last: int) -> IntArray:
     """int64[S] ascending: the sizes that an engine times that times its captured ones, up to a largest step of `last`.
 

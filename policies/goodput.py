@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dsim.errors import InputError
+from dsim.kernel import Kernel
 from dsim.planning import first_non_gain
 from dsim.policy import BasePolicy, FloatArray, IntArray, PolicyView, Traits
 from policies._parameters import need_int, need_number
@@ -130,6 +131,17 @@ class Goodput(BasePolicy):
         if tried:
             self.alpha += self.weight * (int(accepted.sum()) / tried - self.alpha)
 
+    def kernel(self) -> Kernel:
+        """See `dsim.kernel.Kernel`."""
+        from policies import _kernels
+
+        return Kernel(
+            _kernels.goodput,
+            params=(self.weight, self.interval, self.margin, self.search == "early-stop"),
+            state=(self.alpha, self.length, self.steps),
+            observe=_kernels.goodput_observe,
+        )
+
     def _goodput(self, view: PolicyView) -> FloatArray:
         """float64[gamma + 1]: expected tokens per millisecond of the step, by k."""
         reach = np.full(view.gamma, view.requests)
@@ -137,7 +149,8 @@ class Goodput(BasePolicy):
             reach = np.count_nonzero(view.caps[:, None] > np.arange(view.gamma), axis=0)
         drafts, tokens = np.zeros(view.gamma + 1, dtype=np.int64), np.full(view.gamma + 1, float(view.requests))
         drafts[1:] = np.cumsum(reach)
-        tokens[1:] += np.cumsum(reach * self.alpha ** np.arange(1, view.gamma + 1))
+        # Powers by multiplication, which is the same to the last bit wherever it is done.
+        tokens[1:] += np.cumsum(reach * np.multiply.accumulate(np.full(view.gamma, self.alpha)))
         goodput: FloatArray = tokens / view.step_ms()[drafts]
         goodput[0] *= 1 + self.margin
         return goodput

@@ -10,7 +10,7 @@ from dsim.lookup import PriceMemo, sampled
 from dsim.planning import cumulative_value, top_k
 from dsim.policy import BasePolicy, FloatArray, IntArray, PolicyView, Traits
 from policies._parameters import need_bool, need_int, need_number
-from policies._tables import captured_or_all, pinned_table
+from policies._tables import captured_or_all, need_block, pinned_table
 
 TABLES = ("diagonal", "additive", "none")
 
@@ -143,6 +143,7 @@ class Sglang(BasePolicy):
         """float64[R * gamma + 1 or more]: milliseconds by number of drafts; prompt chunks are not seen."""
         requests, gamma = view.requests, view.gamma
         if self._file is not None:
+            need_block(self._file, self.table, gamma)
             return self._file.prices(requests, requests * (1 + gamma))[requests:]
         if self.table == "diagonal":
             return self._memo.get(view.verify_ms, gamma, _diagonal)[requests:]

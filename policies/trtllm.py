@@ -8,11 +8,12 @@ import numpy as np
 
 from dsim.engines.trtllm import DEFAULT_GAIN, TrtllmV1, TrtllmV2
 from dsim.errors import InputError
+from dsim.kernel import Kernel
 from dsim.lookup import PriceMemo, sampled
-from dsim.planning import Survival, count_rows, descending
+from dsim.planning import Survival, count_rows
 from dsim.policy import BasePolicy, FloatArray, IntArray, PolicyView, Traits
 from policies._parameters import need_int, need_number
-from policies._tables import pinned_table
+from policies._tables import need_block, pinned_table
 
 PROFILED = "profiled"
 
@@ -162,34 +163,55 @@ class Trtllm(BasePolicy):
 
     def plan(self, view: PolicyView) -> IntArray:
         self._refuse_idle_guards(view.gamma)
-        requests, lengths = view.requests, view.caps.copy()
-        granted = np.minimum(lengths, self.floor)
-        first = requests + int(granted.sum())
-        spare = requests + int(lengths.sum()) - first
-        if not spare or view.step < self.lag or self._refuses:
-            return lengths
-        ms = self._prices(view)[first : first + spare + 1]
-        if ms.min() == ms.max():
-            return lengths
-        survival = view.survival(self.lag)
-        rest = survival[:, self.floor :]
-        tau = np.empty(spare + 1)
-        tau[0] = requests + survival[:, : self.floor].sum(dtype=np.float64)
-        tau[1:] = descending(rest)[:spare]
-        np.add.accumulate(tau, out=tau)
-        rate = tau / ms
-        counts = self._counts(view, first, spare)
-        if counts is None:
-            best = int(rate.argmax())
+        need_block(self._file, self.table, view.gamma)
+        requests, floor, caps = view.requests, self.floor, view.caps
+        granted = np.minimum(caps, floor)
+        if view.caps_bind:
+            first = requests + int(granted.sum())
+            spare = requests + int(caps.sum()) - first
         else:
-            # From behind: the largest of equal ones. Where every number is looked at, the smallest.
-            best = int(counts[::-1][rate[counts[::-1]].argmax()])
-        if counts is None or counts[-1] == spare:
-            if rate[best] < rate[-1] * (1 + self._gain):
-                best = spare
-            elif self._guard is not None:
-                best = self._drained(view, counts, tau, ms, rate)
-        return granted + _spread(rest, best)
+            first, spare = requests * (1 + floor), requests * max(0, view.gamma - floor)
+        if not spare or view.step < self.lag or self._refuses:
+            return caps.copy()
+        ms = self._prices(view, first, first + spare)
+        if ms[0] == ms[-1] and ms.min() == ms.max():
+            return caps.copy()
+        survival = view.survival(self.lag)
+        rest = survival[:, floor:]
+        ranked = rest.flatten()
+        ranked.sort()
+        # One by one, the floor's first: the bits of a sum depend on the order.
+        tau = np.empty(requests * floor + spare + 1)
+        tau[0] = requests
+        tau[1 : requests * floor + 1] = survival[:, :floor].ravel()
+        tau[requests * floor + 1 :] = ranked[::-1][:spare]
+        tau = np.add.accumulate(tau, out=tau)[requests * floor :]
+        numbers = self._numbers(view, first)
+        if numbers is None:
+            taken = self._best(view, tau, ms, whole=True)
+        else:
+            taken = numbers[self._best(view, tau[numbers], ms[numbers], whole=numbers[-1] == spare)]
+        granted += _spread(rest, ranked, taken)
+        return granted
+
+    def kernel(self) -> Kernel | None:
+        """See `dsim.kernel.Kernel`. A table from a file has none."""
+        if self._file is not None:
+            return None
+        from policies import _kernels
+
+        ladder, asked = self._ladder or (), self.min_predicted_gain is not None or self.drain
+        return Kernel(
+            _kernels.trtllm,
+            params=(
+                *(self.lag, self.floor, self._gain, self._ladder is None),
+                *(self.drain, self.drain_tokens, self.drain_least_ms, self.drain_tail),
+                *ladder,
+            ),
+            ages=(self.lag,),
+            prices=lambda curve, _, gamma: _profiled(curve, gamma),
+            most_gamma=ladder[-1] if ladder and asked else None,
+        )
 
     def _refuse_idle_guards(self, gamma: int) -> None:
         """A guard that was asked for, on a ladder without the whole block that it would fall back to."""
@@ -204,12 +226,11 @@ class Trtllm(BasePolicy):
                     expected=f"tiers that end with {gamma}, or no {name}",
                 )
 
-    def _prices(self, view: PolicyView) -> FloatArray:
-        """float64[R * (1 + gamma) + 1 or more]: milliseconds by tokens of the requests in decode."""
-        last = view.requests * (1 + view.gamma)
+    def _prices(self, view: PolicyView, first: int, last: int) -> FloatArray:
+        """float64[last - first + 1]: milliseconds by tokens of the requests in decode, from `first` on."""
         if self._file is not None:
-            return self._file.prices(view.requests, last)
-        return view.draft_ms + self._memo.get(view.verify_ms, view.gamma, _profiled)[: last + 1]
+            return self._file.prices(view.requests, last)[first:]
+        return view.draft_ms + self._memo.get(view.verify_ms, view.gamma, _profiled)[first : last + 1]
 
     def _tail_ms(self, view: PolicyView) -> float:
         """Milliseconds of the step of the tail's requests that verify everything."""
@@ -219,39 +240,50 @@ class Trtllm(BasePolicy):
         believed = self._memo.get(view.verify_ms, view.gamma, _profiled)
         return view.draft_ms + float(believed[min(last, believed.size - 1)])
 
-    def _counts(self, view: PolicyView, first: int, spare: int) -> IntArray | None:
-        """int64[N] ascending: numbers of drafts above the floor to choose from; None for all of 0..spare."""
+    def _numbers(self, view: PolicyView, first: int) -> list[int] | None:
+        """Numbers of drafts above the floor to choose from, ascending; None for every one."""
         if self._ladder is None:
             return None
         ladder = self._ladder or (self.floor, -(-view.gamma // 2), view.gamma)
-        lengths = sorted({length for length in ladder if self.floor <= length <= view.gamma})
-        if not view.caps_bind:
-            return view.requests * (1 + np.array(lengths)) - first
-        return np.unique([view.requests + int(np.minimum(view.caps, length).sum()) - first for length in lengths])
+        lengths = [length for length in ladder if self.floor <= length <= view.gamma]
+        if view.caps_bind:
+            return [view.requests + int(np.minimum(view.caps, length).sum()) - first for length in lengths]
+        return [view.requests * (1 + length) - first for length in lengths]
 
-    def _drained(
-        self, view: PolicyView, counts: IntArray | None, tau: FloatArray, ms: FloatArray, rate: FloatArray
-    ) -> int:
-        """The number of drafts of the largest value to the whole group, or all of them."""
+    def _best(self, view: PolicyView, tau: FloatArray, ms: FloatArray, *, whole: bool) -> int:
+        """Which of the numbers of drafts is best by its tokens and price; the last one is everything if `whole`."""
+        rate = tau / ms
+        last = rate.size - 1
+        if self._ladder is None:
+            best = int(rate.argmax())
+        else:
+            # From behind: the largest of equal ones. Where every number is looked at, the smallest.
+            best = last - int(rate[::-1].argmax())
+        if not whole:
+            return best
+        if rate[best] < rate[-1] * (1 + self._gain):
+            return last
+        return best if self._guard is None else self._drained(view, tau, ms, rate)
+
+    def _drained(self, view: PolicyView, tau: FloatArray, ms: FloatArray, rate: FloatArray) -> int:
+        """Which of the numbers of drafts is of the largest value to the whole group; the last one where none passes."""
         assert self._guard is not None
         multiplier, tokens_a_step, least_ms, tail_ms = self._guard
         if tail_ms is None:
             tail_ms = self._tail_ms(view)
-        spare, all_tau, all_ms, everything = tau.size - 1, float(tau[-1]), float(ms[-1]), float(rate[-1])
-        if counts is not None:
-            tau, ms, rate = tau[counts], ms[counts], rate[counts]
-        value = all_ms - ms
-        value -= (all_tau - tau) * (multiplier * tail_ms / tokens_a_step / view.requests)
+        everything = float(rate[-1])
         wanted = everything * (1 + self._gain)
         passes = rate >= wanted if wanted > everything else rate > everything
+        value = ms[-1] - ms
+        value -= (tau[-1] - tau) * (multiplier * tail_ms / tokens_a_step / view.requests)
         passes &= value > least_ms
-        value[~passes] = -np.inf
-        best = np.flatnonzero(value == value.max())
-        if not passes[best[0]]:
-            return spare
-        numbers = best if counts is None else counts[best]
+        passing = np.flatnonzero(passes)
+        if not passing.size:
+            return int(rate.size) - 1
+        value = value[passing]
+        best = passing[value == value.max()]
         # Of equal values the best ratio, of equal ratios the most drafts.
-        return int(numbers[np.lexsort((numbers, rate[best]))[-1]] if best.size > 1 else numbers[0])
+        return int(best[::-1][rate[best[::-1]].argmax()])
 
 
 def _ladder(tiers: object, floor: int) -> tuple[int, ...] | None:
@@ -277,18 +309,19 @@ def _profiled(curve: FloatArray, gamma: int) -> FloatArray:
     return sampled(curve, sizes, "linear", hold=True).prices(last)
 
 
-def _spread(survival: Survival, k: int) -> IntArray:
-    """int64[R]: `top_k` with ties by position, then request: of certain drafts everyone gets the first one first."""
-    size = survival.size
-    if k <= 0 or size == 0:
+def _spread(survival: Survival, ranked: Survival, k: int) -> IntArray:
+    """int64[R]: `top_k` with ties by position, then request: of certain drafts everyone gets the first one first.
+
+    `ranked` holds all survivals, smallest first; k is at most as many.
+    """
+    if k <= 0:
         return np.zeros(survival.shape[0], dtype=np.int64)
-    if k < size:
-        worst = np.partition(survival, size - k, axis=None)[size - k]
-        if worst > 0:
-            admitted = survival >= worst
-            surplus = np.count_nonzero(admitted) - k
-            if surplus:
-                positions, requests = np.nonzero((survival == worst).T)
-                admitted[requests[-surplus:], positions[-surplus:]] = False
-            return count_rows(admitted)
-    return count_rows(survival > 0)
+    worst = ranked[-k]
+    if not worst > 0:
+        return count_rows(survival > 0)
+    admitted = survival >= worst
+    surplus = np.count_nonzero(admitted) - k
+    if surplus:
+        positions, requests = np.nonzero((survival == worst).T)
+        admitted[requests[-surplus:], positions[-surplus:]] = False
+    return count_rows(admitted)

@@ -9,7 +9,7 @@ from dsim.lookup import PriceMemo, captured_then_linear
 from dsim.planning import best_count, top_k
 from dsim.policy import BasePolicy, FloatArray, IntArray, PolicyView, Traits
 from policies._parameters import need_int
-from policies._tables import pinned_table
+from policies._tables import need_block, pinned_table
 
 PROFILED = "profiled"
 
@@ -94,6 +94,7 @@ class VllmAdaptive(BasePolicy):
         first = view.base_tokens
         last = first + view.requests * view.gamma
         if self._file is not None:
+            need_block(self._file, self.table, view.gamma)
             return self._file.prices(view.requests, last)[first:]
         target = self._memo.get(
             view.verify_ms, view.gamma, lambda curve, _: captured_prices(curve, view.captured_sizes)

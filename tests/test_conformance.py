@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import doctest
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from dsim.policy import BUILTIN_POLICIES, BasePolicy, Traits, load_policy
 from policies.dspark import DSpark
 from policies.dspark_alg1 import DSparkAlgorithm1
 from policies.fixed import Fixed
+from policies.goodput import Goodput
 from policies.oracle import Oracle
 
 
@@ -421,6 +423,17 @@ class NotAKernel(AnotherKernel):
         return len
 
 
+class KernelLearnsAlone(AnotherKernel):
+    def kernel(self):
+        return replace(Fixed(k=3).kernel(), observe=Goodput().kernel().observe)
+
+
+class KernelLearnsFaster(Goodput):
+    def kernel(self):
+        twin = Goodput(**self.params() | {"weight": 1.0})
+        return twin.kernel()
+
+
 BROKEN = [
     ("traits", NoTraits(), "expected a dsim.policy.Traits"),
     ("traits", ClaimsLosslessOracle(), "clairvoyant policy cannot claim"),
@@ -463,6 +476,8 @@ BROKEN = [
     ("kernel", AnotherKernel(), "the kernel does not answer as plan does"),
     ("kernel", KernelReadsDeeper(), r"the kernel reads ages \(0, 2\), the traits say 0"),
     ("kernel", NotAKernel(), "offers no kernel"),
+    ("kernel", KernelLearnsAlone(), "the kernel of policy KernelLearnsAlone learns, and its plan does not"),
+    ("kernel", KernelLearnsFaster(interval=1, weight=0.1), "the kernel does not answer as plan does"),
 ]
 
 

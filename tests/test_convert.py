@@ -143,6 +143,40 @@ def test_an_additive_table_comes_back_with_the_same_prices_however_its_constant_
         )
 
 
+ODD_SPLIT = {
+    "bias_seconds": 0.0013,
+    "alpha_seconds": [0.0021, 0.00310007, 0.0056],
+    "theta_seconds": [0.0042, 0.006, 0.0183],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    [
+        ("sglang-additive", engine_files.additive() | ODD_SPLIT),
+        (
+            "trtllm-v1",
+            engine_files.trtllm_v1()
+            | {"fixed_overhead_ms": 1.3, "batch_overhead_ms": [2.1, 3.10007, 5.6], "step_time_ms": [4.2, 6.0, 18.3]},
+        ),
+    ],
+)
+def test_like_gives_an_additive_table_its_own_split_back(tmp_path, capsys, name, raw):
+    table = write(tmp_path, raw)
+    run(capsys, table, tmp_path / "mid.toml")
+    more = ("--format", name, "--like", table)
+    split = "- sizes and sums are those of --like: bias, alpha and theta are split as there"
+    assert split in run(capsys, tmp_path / "mid.toml", tmp_path / "back.json", *more)
+    assert loaded(tmp_path / "back.json") == raw
+    # Another price, or another size, and it is another table: the usual split.
+    sums, sizes = ("theta_seconds", "m_probes") if name == "sglang-additive" else ("step_time_ms", "token_counts")
+    for field, place, value in ((sums, 1, raw[sums][1] * 1.001), (sizes, 2, raw[sizes][2] + 1)):
+        other = {**raw, field: [value if i == place else old for i, old in enumerate(raw[field])]}
+        more = ("--format", name, "--like", write(tmp_path, other, "other.json"))
+        assert split not in run(capsys, tmp_path / "mid.toml", tmp_path / "usual.json", *more)
+        assert loaded(tmp_path / "usual.json")[sums] != raw[sums]
+
+
 def test_additive_tables_change_engines_without_a_change_of_price(tmp_path, capsys):
     lines = run(capsys, write(tmp_path, engine_files.additive()), tmp_path / "v1.json", "--format", "trtllm-v1")
     # 10 ms, of which the line through 0 ms at 8 tokens and 2 ms at 16 takes the 2 ms below its first size.
@@ -230,6 +264,36 @@ def test_a_vllm_cache_becomes_a_profile_that_prices_steps_as_the_engine_does(tmp
     cost, table = fit(profile), parse_engine_file(engine_files.vllm())
     np.testing.assert_allclose(cost.verify_table(1, 16)[1:], table.verify_prices(16)[1:])
     assert [cost.draft_ms(n) for n in (1, 2)] == [table.draft_ms(n) for n in (1, 2)]
+
+
+def charged(lines: list[str]) -> list[str]:
+    return [line for line in lines if "dsim charges" in line]
+
+
+def test_an_imported_table_is_said_to_be_read_otherwise_by_its_engine(tmp_path, capsys):
+    # The staircase is straight between samples that are not captured: at 31 tokens 15 / 16 of the way from 1000 / 95.25
+    # to 20 ms, where the engine still has the price of 16.
+    lines = charged(run(capsys, write(tmp_path, engine_files.diagonal()), tmp_path / "d.toml"))
+    before, after = 1000 / 95.25, 20.0
+    most = (before + (after - before) * 15 / 16) / before - 1
+    assert lines == [
+        "- what dsim charges for a step of OUT (staircase) differs from what the engine reads from IN by +0.00 % (1 "
+        f"requests, 8 tokens) to {100 * most:+.2f} % (1 requests, 31 tokens)"
+    ]
+    # Without captured sizes this engine prices every step at the next size: 30.5 ms at 9 tokens, and the line 14.75.
+    bare = {key: engine_files.vllm()[key] for key in ("draft_curve", "verify_curve")}
+    (line,) = charged(run(capsys, write(tmp_path, bare), tmp_path / "v.toml"))
+    assert f"by {100 * ((9 + 21 / 4 + 0.5) / 30.5 - 1):.2f} % (1 requests, 9 tokens) to +0.00 %" in line
+    # Exact graphs: 8 requests of 12 tokens are padded to 24, whose 7 ms are not those of the smaller graph.
+    (line,) = charged(run(capsys, write(tmp_path, engine_files.trtllm_v2()), tmp_path / "t.toml"))
+    assert f"by {100 * (5.2 / 7.0 - 1):.2f} % (8 requests, 12 tokens)" in line
+
+
+@pytest.mark.parametrize(
+    "raw", [engine_files.additive(), engine_files.trtllm_v1(), engine_files.vllm()], ids=["a", "1", "v"]
+)
+def test_nothing_is_said_where_both_rules_agree(tmp_path, capsys, raw):
+    assert not charged(run(capsys, write(tmp_path, raw), tmp_path / "same.toml"))
 
 
 def test_an_additive_table_becomes_two_axes_of_sums(tmp_path, capsys):
@@ -432,11 +496,18 @@ def test_the_shipped_profile_becomes_every_format_and_the_file_reads_back(tmp_pa
 
 def test_temperatures_become_what_dsim_reads(tmp_path, capsys):
     path = write(tmp_path, engine_files.sts(), "sts.json")
-    with pytest.raises(InputError, match="unknown key"):
+    # The error names the way out, and that way is the one.
+    with pytest.raises(InputError, match=r"'dataset': unknown key.*convert sts\.json OUT\.json --format temperatures'"):
         read_temperatures(path, 3)
     lines = run(capsys, path, tmp_path / "t.json", "--format", "temperatures")
     assert lines[1:] == ["- dropped: dataset, num_samples, ece_after"]
     assert read_temperatures(tmp_path / "t.json", 3) == (1.25, 0.9, 1.0)
+    # TensorRT-LLM's spelling.
+    other = write(tmp_path, {"sts_temperatures": [1.25, 0.9, 1], "max_draft_len": 3}, "trt.json")
+    with pytest.raises(InputError, match=r"'sts_temperatures': unknown key.*convert trt\.json OUT\.json"):
+        read_temperatures(other, 3)
+    run(capsys, other, tmp_path / "t2.json", "--format", "temperatures")
+    assert read_temperatures(tmp_path / "t2.json", 3) == (1.25, 0.9, 1.0)
     # And the other way: a file of dsim's is one of the engines'.
     run(capsys, tmp_path / "t.json", tmp_path / "back.json")
     assert read_engine_file(tmp_path / "back.json").temperatures == (1.25, 0.9, 1.0)

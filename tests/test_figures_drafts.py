@@ -15,6 +15,7 @@ from dsim.figures_drafts import (
     PAPER_DRAFTERS,
     _spread,
     comparable,
+    drafter_key,
     drafter_of,
     drafter_style,
     end_labels,
@@ -32,7 +33,7 @@ from dsim.figures_drafts import (
     share_limits,
     value_line,
 )
-from dsim.plotstyle import agg_renderer, caption, new_figure, style
+from dsim.plotstyle import agg_renderer, caption, new_figure, panel_title, style
 from dsim.published import published
 
 
@@ -121,6 +122,34 @@ def test_end_labels_stand_beside_the_panel_within_the_figure() -> None:
     assert all(box.x1 <= fig.bbox.x1 for box in boxes)
     assert all(box.x0 >= ax.transData.transform((3, 0.5))[0] for box in boxes)
     assert "no" not in [text.get_text() for text in ax.texts]
+
+
+@pytest.mark.parametrize(("many", "rows"), [(2, 1), (9, 2)])
+def test_the_key_lists_ours_and_published_between_title_and_panels(many: int, rows: int) -> None:
+    fig, axes = new_figure(3, width=9, height=4, title="Accepted length")
+    caption(fig, "words " * 60)
+    for ax in axes[0]:
+        value_line(ax, [1, 2], [0.5, 0.6], drafter_style("dspark"))
+        panel_title(ax, "Two\nlines")
+    drafter_key(
+        fig,
+        [(f"drafter number {i}", drafter_style("dspark"), bool(i)) for i in range(many)],
+        published=[drafter_style("eagle3")],
+        kinds=("recorded", "published"),
+    )
+    (key,) = fig.legends
+    names = [text.get_text() for text in key.get_texts()]
+    assert sorted(names) == sorted(
+        [*(f"drafter number {i}" for i in range(many)), "Eagle3", "filled: recorded", "hollow: published"]
+    )
+    fig.draw_without_rendering()
+    renderer = agg_renderer(fig)
+    box = key.get_window_extent(renderer)
+    assert box.x1 <= fig.bbox.x1
+    assert box.y1 <= fig._suptitle.get_window_extent(renderer).y0
+    assert all(ax.get_tightbbox(renderer).y1 <= box.y0 + 1 for ax in axes[0])
+    levels = {round(text.get_window_extent(renderer).y0) for text in key.get_texts()}
+    assert len(levels) == rows
 
 
 def test_what_is_drawn_is_what_is_given() -> None:

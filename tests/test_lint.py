@@ -15,6 +15,7 @@ from banks import recorded_bank
 from dsim.drafts import write_bank
 from dsim.errors import InputError
 from dsim.lint import (
+    GLOSSES,
     DraftSample,
     Mixture,
     Setting,
@@ -257,7 +258,10 @@ def test_a_lookup_that_does_not_see_the_next_stair():
     (found,) = hidden_stair(case(STAIRS, COIN, concurrency=2, lookup="floor"))
     assert (found.check, found.severity) == ("hidden-stair", "error")
     assert found.loss.at == pytest.approx(1 - 0.125 / 0.2)
-    assert "a step of 3 tokens is believed to cost 10.00 ms; it runs as 4 and costs 20.00 ms" in found.evidence
+    assert (
+        "a step of 3 tokens (2 requests) is believed to cost 10.00 ms; it runs as 4 and costs 20.00 ms"
+        in found.evidence
+    )
     assert found.tokens == (3, 4)
     # Between the sizes the straight line believes 15 ms: still none, nothing is lost.
     assert hidden_stair(case(STAIRS, COIN, concurrency=2, lookup="linear")) == []
@@ -282,12 +286,28 @@ def test_a_lookup_of_a_table_with_several_batches():
 
 
 def test_a_lookup_that_walks_over_the_cliff():
-    found = hidden_stair(case(load_profile(B300), concurrency=256, at=64))
-    assert {item.check for item in found} == {"hidden-stair"}
+    floor, linear = hidden_stair(case(load_profile(B300), concurrency=256, at=64))
+    assert {floor.check, linear.check} == {"hidden-stair"}
+    # Whole blocks: beyond the graphs everything up to the next timed size looks free.
     assert (
-        "a step of 1,025 tokens is believed to cost 20.63 ms; it runs eagerly and costs 104.49 ms" in found[0].evidence
+        "a step of 1,176 tokens (196 requests) is believed to cost 20.63 ms; it runs eagerly and costs 104.49 ms"
+        in (floor.evidence)
     )
-    assert found[0].loss.worst > 0.5
+    assert floor.loss.worst > 0.5
+
+
+@pytest.mark.parametrize("rule", ["floor", "linear"])
+@pytest.mark.parametrize("most", [8, 64, 256])
+def test_the_step_that_is_shown_is_one_of_the_batch_that_loses_most(rule, most):
+    (found,) = hidden_stair(case(load_profile(B300), concurrency=most, at=min(most, 64), lookup=rule))
+    tokens, requests = map(
+        int, re.findall(r"a step of ([\d,]+) tokens \((\d+) requests\)", found.evidence.replace(",", ""))[0]
+    )
+    assert requests == found.loss.worst_at
+    assert requests <= tokens <= requests * 6
+    if rule == "linear":
+        # So few requests never get to the cliff: it is a stair between two captured sizes.
+        assert tokens < 1025
 
 
 def test_flattened_dips_and_what_they_cost():
@@ -524,9 +544,17 @@ def test_every_finding_is_documented():
     root = Path(__file__).parents[1]
     source = "".join(path.read_text() for path in (root / "dsim" / "lint").glob("*.py"))
     table = (root / "docs" / "profile-lint.md").read_text().split("## What it looks for")[1].split("\n## ")[0]
-    assert set(re.findall(r"^\| `([a-z-]+)`", table, re.MULTILINE)) == set(
-        re.findall(r'Finding\(\s*"([a-z-]+)"', source)
-    )
+    checks = set(re.findall(r'Finding\(\s*"([a-z-]+)"', source))
+    assert set(re.findall(r"^\| `([a-z-]+)`", table, re.MULTILINE)) == checks == set(GLOSSES)
+
+
+def test_a_gloss_says_by_which_rule_a_table_would_be_read():
+    given = load_profile(B300)
+    words = GLOSSES["hidden-stair"]
+    found = hidden_stair(case(given, concurrency=256, at=64))
+    assert [item.gloss for item in found] == [f"{words} if read by 'floor'", f"{words} if read by 'linear'"]
+    (declared,) = hidden_stair(case(given, concurrency=256, at=64, lookup="floor"))
+    assert declared.gloss == words
 
 
 @pytest.mark.parametrize("module", ["dsim.lint", "dsim.lint.decision", "dsim.lint.case", "dsim.lint.finding"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -19,7 +22,7 @@ HEAD = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("DSIM_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "traces-2"
+    return tmp_path / "cache" / "traces-3"
 
 
 @pytest.fixture
@@ -79,13 +82,19 @@ def test_content_window_and_repairs_count_and_the_folder_does_not(write, monkeyp
     assert open_trace(str(named)).name == "u"
 
 
-@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04", b"half"])
+def put(copy, data):
+    """Another file in its place: what was opened before stays as it was."""
+    copy.unlink()
+    copy.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY", b"half", b"longer"])
 def test_a_damaged_copy_is_made_again(write, monkeypatch, cache, damage):
     path = write()
     first = open_trace(str(path))
     (copy,) = cache.iterdir()
     good = copy.read_bytes()
-    copy.write_bytes(good[: len(good) // 2] if damage == b"half" else damage)
+    put(copy, {b"half": good[: len(good) // 2], b"longer": good + b"x"}.get(damage, damage))
     calls = reads(monkeypatch)
     assert_same(open_trace(str(path)), first)
     assert len(calls) == 1
@@ -101,27 +110,83 @@ def test_a_flipped_bit_is_noticed(write, monkeypatch, cache):
     at = data.find(np.array([150, 151], dtype=np.int64).tobytes())
     assert at > 0
     data[at] ^= 1
-    copy.write_bytes(data)
+    put(copy, data)
     assert_same(open_trace(str(path)), first)
 
 
 def test_any_flipped_bit_means_that_it_is_made_again(write, monkeypatch, cache):
-    """In the heads of the archive and of its arrays, too, where a bit may change their lengths."""
+    """In the array's head and behind the array, too, where a bit may change a length."""
     path = write()
     first = open_trace(str(path))
     (copy,) = cache.iterdir()
     good = copy.read_bytes()
     calls = reads(monkeypatch)
-    heads = [at for at in range(len(good)) if good[at : at + 2] in (b"PK", b"\x93N")]
-    places = [0, 31, len(good) - 1, *(at + more for at in heads for more in range(0, 60, 7) if at + more < len(good))]
+    behind = good.find(b'{"name"')
+    assert 0 < behind < len(good) - 41
+    places = [*range(0, 130, 7), 3000, behind - 1, *range(behind, len(good), 7), len(good) - 33, len(good) - 1]
     for n, at in enumerate(places):
         damaged = bytearray(good)
         damaged[at] ^= 1 << n % 8
-        copy.write_bytes(damaged)
+        put(copy, damaged)
         assert_same(open_trace(str(path)), first)
         assert len(calls) == n + 1
         assert copy.read_bytes() == good
-    assert len(places) > 50
+    assert len(places) > 40
+
+
+def columns(trace):
+    return trace.arrival_s, trace.prompt_tokens, trace.output_tokens
+
+
+def test_all_processes_share_the_pages_of_one_file(write, cache):
+    path = write()
+    for found in (open_trace(str(path)), open_trace(str(path))):
+        for column in columns(found):
+            base = column
+            while isinstance(base, np.ndarray):
+                held, base = base, base.base
+            assert isinstance(base, mmap.mmap), type(held)
+            assert type(column) is np.ndarray
+            with pytest.raises(ValueError, match="read-only"):
+                column[0] = 1
+    # Its pages stay where the file goes.
+    (copy,) = cache.iterdir()
+    copy.unlink()
+    assert_same(found, read_trace(path))
+    assert_same(found.window(10.0, 20.0), read_trace(path).window(10.0, 20.0))
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads Linux's account of memory")
+def test_a_trace_takes_no_memory_of_the_process_that_opens_it(tmp_path):
+    path, rows = tmp_path / "long.csv", 400_000
+    path.write_text(HEAD + "".join(f"{i / 4:.2f},{100 + i % 999},{1 + i % 50}\n" for i in range(rows)))
+    code = (
+        "import pathlib, re, sys\n"
+        "from dsim.tracecache import open_trace\n"
+        "def own():\n"
+        "    return int(re.search(r'RssAnon:\\s+(\\d+)', pathlib.Path('/proc/self/status').read_text())[1])\n"
+        "open_trace('azure2023-code')\n"
+        "before = own()\n"
+        "trace = open_trace(sys.argv[1])\n"
+        "print(len(trace), trace.output_tokens.sum(), own() - before)\n"
+    )
+    run = [sys.executable, "-c", code, str(path)]
+    subprocess.run(run, check=True, capture_output=True)
+    length, tokens, more_kib = map(int, subprocess.run(run, check=True, capture_output=True, text=True).stdout.split())
+    assert (length, tokens) == (rows, rows // 50 * sum(range(1, 51)))
+    # As copies the three columns would be 9400 KiB.
+    assert more_kib < 3000
+
+
+def test_what_other_versions_have_kept_is_left_alone(write, monkeypatch, cache):
+    path = write()
+    open_trace(str(path))
+    old = cache.rename(cache.with_name("traces-2"))
+    before = {item.name: item.read_bytes() for item in old.iterdir()}
+    calls = reads(monkeypatch)
+    open_trace(str(path))
+    assert len(calls) == 1
+    assert {item.name: item.read_bytes() for item in old.iterdir()} == before
 
 
 def test_a_file_that_is_changed_while_it_is_read_is_not_kept(write, monkeypatch, cache):

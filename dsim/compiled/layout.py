@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
     CLIP,
     GAMMA,
     AGES,  # how many ages of confidences the policy reads
-    DEPTH,  # the oldest of them
     CLAIRVOYANT,
     ROUTER,
     CLOSED,
@@ -35,6 +34,7 @@ from typing import Any, NamedTuple
     SEED,  # of the trajectories, as its 64 bits; the luck's is one more
     CAPTURE_LIMIT,
     CONTEXT_BUCKETS,
+    LEARNS,  # the policy is told what became of its drafts
     CFG_SIZE,
 ) = range(30)
 
@@ -84,26 +84,30 @@ CONTEXT_LOW, CONTEXT_HIGH, CONTEXT_STEP, SLO_TPOT_MS, BOUNDS_SIZE = range(5)
     STEP_DRAFTS,
     STEP_PLANNED,
     STEP_CONTEXT,  # mean context times requests, rounded
+    NEWEST,  # of the layers of `past`
     REP_SIZE,
-) = range(17)
+) = range(18)
 
 # -- seq: int64[replicas, SEQ_SIZE, max_seqs]: one column a request in decode, in order of admission -------------
+# All that a step looks up of a request is here, side by side: in a large fleet nothing of a replica is in a near cache
+# when its turn comes, and what lies in a row is fetched ahead.
 (
     ID,
     POSITION,
     LEFT,  # minus the tokens it still has to produce
     CONTEXT,
     BORN,
-    FIRST,
+    ROW_OF_0,  # of the bank: where position 0 would lie in the text that it reads
+    TEXT_END,  # the first position that does not lie in that text
     LENGTH,  # drafts verified in the step
     ACCEPTED,
-    ROW,  # of the bank, for the block drafted in the step
     PROMPT_ID,  # the prompts in chunks: another list in the same columns
     PROMPT_LEFT,
     SEQ_SIZE,
 ) = range(12)
+KEPT = LENGTH  # what a request takes along from step to step
 
-# -- req: int64[REQ_SIZE, requests] -------------------------------------------------------------------------------
+# -- req: int64[requests, REQ_SIZE] --------------------------------------------------------------------------------
 (
     ARRIVAL_NS,
     FIRST_NS,
@@ -114,16 +118,9 @@ CONTEXT_LOW, CONTEXT_HIGH, CONTEXT_STEP, SLO_TPOT_MS, BOUNDS_SIZE = range(5)
     DOMAIN,
     REPLICA,
     PREEMPTIONS,
-    DUE_NS,  # when the trace has it arrive (open loop)
     NEXT,  # the request behind it in a waiting list
-    BASE,  # row of its position 0 in the current trajectory, and the positions that lie in it
-    WALK_FIRST,
-    WALK_END,
-    DRAFT_DOMAIN,
-    ROUTE_A,  # the two replicas that power-of-two looks at, for the n-th routing
-    ROUTE_B,
     REQ_SIZE,
-) = range(18)
+) = range(11)
 
 # -- heap: int64[capacity, 4] of (time, ticket, kind, argument) ---------------------------------------------------
 STEP_ENDS, WAKES, ISSUES, ARRIVES, PREFILLED, ENDS = range(6)
@@ -157,8 +154,10 @@ class Arrays(NamedTuple):
     now: Any
     rep: Any
     req: Any
+    due: Any  # int64[requests]: when the trace has it arrive, nanoseconds; empty in a closed loop
+    pairs: Any  # int64[requests, 2]: the two replicas that power-of-two looks at, for the n-th routing
     seq: Any
-    rows: Any  # int64[replicas, depth, S]: rows of the bank that were drafted 1, 2, ... steps ago; -1: none
+    past: Any  # float32[replicas, depth + 1, S * G]: confidences of the last steps; 1 where a request is younger
     heap: Any
     host: Any
     prefill_ns: Any  # int64[tokens]; -1: not priced yet
@@ -167,10 +166,10 @@ class Arrays(NamedTuple):
     verify_ms: Any  # float64[tables, T + 1]
     believed: Any  # float64[tables, T + 1]: what the policy takes it for
     confidence: Any  # float32[rows of the bank, >= G]
-    accepted: Any  # int64[rows of the bank]
+    accepted: Any  # uint8[rows of the bank]
     limits: Any  # uint64[rows of the bank, G], where alphas are tilted
     texts: Any  # int64[3, texts]: first row, usable rows, and the texts by domain
-    members: Any  # int64[domains + 1]: where a domain's texts begin in that third row
+    members: Any  # int64[2, domains of the workload]: where a domain's texts begin and end in that third row
     ages: Any
     params: Any
     state: Any
@@ -178,6 +177,7 @@ class Arrays(NamedTuple):
     counts: Any
     times: Any
     blocks: Any
+    layers: Any  # the same memory as `blocks`: float32[ages, S * G]
     captured: Any
     age: Any
     caps: Any
@@ -185,3 +185,4 @@ class Arrays(NamedTuple):
     work: Any
     lengths: Any
     ended: Any  # int64[S]: requests that ended in the step
+    row: Any  # int64[S]: scratch: rows of the bank, accepted drafts, columns

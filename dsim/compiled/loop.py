@@ -8,7 +8,7 @@ something from Python (a price that was not yet worked out, room for more steps,
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, types
+from numba import cfunc, njit, types
 
 from dsim import kernel as k
 from dsim.compiled import layout as at
@@ -82,36 +82,26 @@ def _keyed(state, component):
 
 
 @njit(cache=True)
-def _enter(cfg, req, texts, members, request, segment, first):
-    """The request reads another text from its position `first` on."""
-    domain = req[at.DRAFT_DOMAIN, request]
-    low, high = members[domain], members[domain + 1]
-    key = _keyed(_keyed(np.uint64(cfg[at.SEED]), request), segment)
-    text = texts[2, low + np.int64(key % np.uint64(high - low))]
-    req[at.BASE, request] = texts[0, text] - first
-    req[at.WALK_FIRST, request] = first
-    req[at.WALK_END, request] = first + texts[1, text]
+def _find_text(cfg, req, seq, texts, members, r, column):
+    """Note where in the bank a request in decode is read from at its position, and up to which position."""
+    request, position = seq[r, at.ID, column], seq[r, at.POSITION, column]
+    domain = req[request, at.DOMAIN]
+    low, high = members[0, domain], members[1, domain]
+    of_request = _keyed(np.uint64(cfg[at.SEED]), request)
+    segment, base, first, end = 0, 0, 0, 0
+    while position >= end:
+        first = end
+        text = texts[2, low + np.int64(_keyed(of_request, segment) % np.uint64(high - low))]
+        base, end = texts[0, text] - first, first + texts[1, text]
+        segment += 1
+    seq[r, at.ROW_OF_0, column] = base
+    seq[r, at.TEXT_END, column] = end
 
 
 @njit(cache=True)
-def _row(cfg, req, texts, members, request, position):
-    """Row of the bank for a request at a position."""
-    if position >= req[at.WALK_END, request] or position < req[at.WALK_FIRST, request]:
-        segment, first = 0, 0
-        _enter(cfg, req, texts, members, request, segment, first)
-        while position >= req[at.WALK_END, request]:
-            segment += 1
-            first = req[at.WALK_END, request]
-            _enter(cfg, req, texts, members, request, segment, first)
-    return req[at.BASE, request] + position
-
-
-@njit(cache=True)
-def _accepted(cfg, bank_accepted, limits, row, request, position):
-    """Drafts that would be accepted if all were verified."""
+def _survivors(cfg, limits, row, request, position):
+    """Drafts that would be accepted if all were verified, where alphas are tilted."""
     gamma = cfg[at.GAMMA]
-    if not cfg[at.TILTED]:
-        return min(np.int64(bank_accepted[row]), gamma)
     state = _keyed(_keyed(np.uint64(cfg[at.SEED]) + np.uint64(1), request), position)
     for j in range(gamma):
         if (_keyed(state, j) >> np.uint64(11)) >= limits[row, j]:
@@ -136,11 +126,11 @@ def _blocks(cfg, tokens):
 
 @njit(cache=True)
 def _worst(cfg, req, request):
-    return _blocks(cfg, req[at.PROMPT, request] + req[at.OUTPUT, request])
+    return _blocks(cfg, req[request, at.PROMPT] + req[request, at.OUTPUT])
 
 
 @njit(cache=True)
-def _choose(cfg, now, rep, req):
+def _choose(cfg, now, rep, pairs):
     """The router's choice for the next request."""
     count = cfg[at.REPLICAS]
     if count == 1:
@@ -155,7 +145,7 @@ def _choose(cfg, now, rep, req):
             if rep[i, at.OUTSTANDING] < rep[best, at.OUTSTANDING]:
                 best = i
         return best
-    a, b = req[at.ROUTE_A, turn], req[at.ROUTE_B, turn]
+    a, b = pairs[turn, 0], pairs[turn, 1]
     if rep[b, at.OUTSTANDING] < rep[a, at.OUTSTANDING] or (rep[b, at.OUTSTANDING] == rep[a, at.OUTSTANDING] and b < a):
         return b
     return a
@@ -167,22 +157,22 @@ def _enqueue(cfg, now, rep, req, heap, r, request, front):
     if _worst(cfg, req, request) > cfg[at.KV_BLOCKS]:
         now[at.ASKED] = request
         return False
-    req[at.REPLICA, request] = r
+    req[request, at.REPLICA] = r
     if front:
-        req[at.NEXT, request] = rep[r, at.HEAD]
+        req[request, at.NEXT] = rep[r, at.HEAD]
         rep[r, at.HEAD] = request
         if rep[r, at.TAIL] < 0:
             rep[r, at.TAIL] = request
     else:
-        req[at.NEXT, request] = -1
+        req[request, at.NEXT] = -1
         if rep[r, at.TAIL] < 0:
             rep[r, at.HEAD] = request
         else:
-            req[at.NEXT, rep[r, at.TAIL]] = request
+            req[rep[r, at.TAIL], at.NEXT] = request
         rep[r, at.TAIL] = request
-        rep[r, at.OUTSTANDING] += req[at.OUTPUT, request] - req[at.GENERATED, request]
+        rep[r, at.OUTSTANDING] += req[request, at.OUTPUT] - req[request, at.GENERATED]
         if cfg[at.COLOCATED]:
-            rep[r, at.OUTSTANDING] += req[at.PROMPT, request]
+            rep[r, at.OUTSTANDING] += req[request, at.PROMPT]
     rep[r, at.WAITING] += 1
     if rep[r, at.IDLE] == 1:
         rep[r, at.IDLE] = 2
@@ -193,7 +183,7 @@ def _enqueue(cfg, now, rep, req, heap, r, request, front):
 @njit(cache=True)
 def _take_waiting(rep, req, r):
     request = rep[r, at.HEAD]
-    rep[r, at.HEAD] = req[at.NEXT, request]
+    rep[r, at.HEAD] = req[request, at.NEXT]
     if rep[r, at.HEAD] < 0:
         rep[r, at.TAIL] = -1
     rep[r, at.WAITING] -= 1
@@ -221,28 +211,28 @@ def _score(cfg, now, heap, request):
 
 
 @njit(cache=True)
-def _prefilled(cfg, now, rep, req, heap, request):
+def _prefilled(cfg, now, rep, req, pairs, heap, request):
     """Disaggregated prefill is done. 1: the request ended and its user goes on; 0: nothing follows; -1: too large."""
     now[at.IN_PREFILL] -= 1
-    if req[at.FIRST_NS, request] >= 0:
-        return 0 if _enqueue(cfg, now, rep, req, heap, req[at.REPLICA, request], request, True) else -1
-    req[at.FIRST_NS, request] = now[at.TIME]
-    req[at.GENERATED, request] = 1
-    if req[at.OUTPUT, request] == 1:
-        req[at.FINISH_NS, request] = now[at.TIME]
+    if req[request, at.FIRST_NS] >= 0:
+        return 0 if _enqueue(cfg, now, rep, req, heap, req[request, at.REPLICA], request, True) else -1
+    req[request, at.FIRST_NS] = now[at.TIME]
+    req[request, at.GENERATED] = 1
+    if req[request, at.OUTPUT] == 1:
+        req[request, at.FINISH_NS] = now[at.TIME]
         _score(cfg, now, heap, request)
         return 1 if _end_request(cfg, now, heap) else 0
-    return 0 if _enqueue(cfg, now, rep, req, heap, _choose(cfg, now, rep, req), request, False) else -1
+    return 0 if _enqueue(cfg, now, rep, req, heap, _choose(cfg, now, rep, pairs), request, False) else -1
 
 
 @njit(cache=True)
-def issue(cfg, now, rep, req, heap, prefill_ns, texts, members):
+def issue(cfg, now, rep, req, pairs, heap, prefill_ns):
     """The next request, and where it ends at once, those that follow. Status, or -1."""
     while True:
         number = now[at.ISSUED]
         if cfg[at.ISSUE_LIMIT] >= 0 and number >= cfg[at.ISSUE_LIMIT]:
             return -1
-        if number >= req.shape[1]:
+        if number >= req.shape[0]:
             return at.STARVED
         if (
             cfg[at.CLOSED]
@@ -251,26 +241,24 @@ def issue(cfg, now, rep, req, heap, prefill_ns, texts, members):
             and now[at.TIME] < cfg[at.LAST_START_NS]
         ):
             return at.SCORED_TOO_EARLY
-        if not cfg[at.COLOCATED] and prefill_ns[req[at.PROMPT, number]] < 0:
+        if not cfg[at.COLOCATED] and prefill_ns[req[number, at.PROMPT]] < 0:
             # Prices of prompts are worked out when requests become known: this one was refused.
-            now[at.ASKED] = req[at.PROMPT, number]
+            now[at.ASKED] = req[number, at.PROMPT]
             return at.NEEDS_PREFILL
         now[at.ISSUED] += 1
-        req[at.ARRIVAL_NS, number] = now[at.TIME]
-        if cfg[at.GAMMA]:
-            _enter(cfg, req, texts, members, number, 0, 0)
+        req[number, at.ARRIVAL_NS] = now[at.TIME]
         _population(now, 1)
         if cfg[at.COLOCATED]:
-            if not _enqueue(cfg, now, rep, req, heap, _choose(cfg, now, rep, req), number, False):
+            if not _enqueue(cfg, now, rep, req, heap, _choose(cfg, now, rep, pairs), number, False):
                 return at.TOO_LARGE
             return -1
         now[at.IN_PREFILL] += 1
-        prompt = req[at.PROMPT, number]
+        prompt = req[number, at.PROMPT]
         now[at.LONGEST_PREFILL] = max(now[at.LONGEST_PREFILL], prompt)
         if prefill_ns[prompt] > 0:
             schedule(heap, now, now[at.TIME] + prefill_ns[prompt], at.PREFILLED, number)
             return -1
-        goes_on = _prefilled(cfg, now, rep, req, heap, number)
+        goes_on = _prefilled(cfg, now, rep, req, pairs, heap, number)
         if goes_on < 0:
             return at.TOO_LARGE
         if goes_on == 0:
@@ -281,15 +269,19 @@ def issue(cfg, now, rep, req, heap, prefill_ns, texts, members):
 
 
 @njit(cache=True)
-def _join(rep, req, seq, rows, r, request):
+def _join(cfg, rep, req, seq, past, texts, members, r, request):
     column = rep[r, at.COUNT]
     seq[r, at.ID, column] = request
-    seq[r, at.POSITION, column] = req[at.GENERATED, request] - 1
-    seq[r, at.LEFT, column] = req[at.GENERATED, request] - req[at.OUTPUT, request]
-    seq[r, at.CONTEXT, column] = req[at.PROMPT, request]
+    seq[r, at.POSITION, column] = req[request, at.GENERATED] - 1
+    seq[r, at.LEFT, column] = req[request, at.GENERATED] - req[request, at.OUTPUT]
+    seq[r, at.CONTEXT, column] = req[request, at.PROMPT]
     seq[r, at.BORN, column] = rep[r, at.STEP]
-    seq[r, at.FIRST, column] = req[at.FIRST_NS, request]
-    rows[r, :, column] = -1  # nothing old is known of it
+    gamma = cfg[at.GAMMA]
+    if gamma:
+        _find_text(cfg, req, seq, texts, members, r, column)
+        for n in range(past.shape[1]):
+            for j in range(column * gamma, (column + 1) * gamma):
+                past[r, n, j] = np.float32(1.0)  # nothing old is known of it
     rep[r, at.COUNT] += 1
 
 
@@ -300,17 +292,17 @@ def _used_blocks(cfg, rep, req, seq, r):
         used += _blocks(cfg, seq[r, at.CONTEXT, i] + seq[r, at.POSITION, i] + 1)
     for i in range(rep[r, at.PREFILLING]):
         request = seq[r, at.PROMPT_ID, i]
-        used += _blocks(cfg, req[at.PROMPT, request] + req[at.GENERATED, request])
+        used += _blocks(cfg, req[request, at.PROMPT] + req[request, at.GENERATED])
     return used
 
 
 @njit(cache=True)
-def _admit(cfg, rep, req, seq, rows, r):
+def _admit(cfg, rep, req, seq, past, texts, members, r):
     while rep[r, at.WAITING] and rep[r, at.COUNT] + rep[r, at.PREFILLING] < cfg[at.MAX_SEQS]:
         request = rep[r, at.HEAD]
         worst = _worst(cfg, req, request)
         if rep[r, at.RESERVED] + worst > cfg[at.KV_BLOCKS]:
-            held = _blocks(cfg, req[at.PROMPT, request] + req[at.GENERATED, request])
+            held = _blocks(cfg, req[request, at.PROMPT] + req[request, at.GENERATED])
             if _used_blocks(cfg, rep, req, seq, r) + held > cfg[at.KV_BLOCKS]:
                 break
         _take_waiting(rep, req, r)
@@ -318,40 +310,40 @@ def _admit(cfg, rep, req, seq, rows, r):
         if cfg[at.COLOCATED]:
             place = rep[r, at.PREFILLING]
             seq[r, at.PROMPT_ID, place] = request
-            seq[r, at.PROMPT_LEFT, place] = req[at.PROMPT, request] + req[at.GENERATED, request]
+            seq[r, at.PROMPT_LEFT, place] = req[request, at.PROMPT] + req[request, at.GENERATED]
             rep[r, at.PREFILLING] += 1
         else:
-            _join(rep, req, seq, rows, r, request)
+            _join(cfg, rep, req, seq, past, texts, members, r, request)
 
 
 @njit(cache=True)
-def _make_room(cfg, now, rep, req, seq, rows, heap, prefill_ns, r):
+def _make_room(cfg, now, rep, req, pairs, seq, heap, prefill_ns, r):
     """Preempt the latest admitted requests until the step's blocks fit. Status, or -1."""
     while _used_blocks(cfg, rep, req, seq, r) > cfg[at.KV_BLOCKS]:
         if rep[r, at.PREFILLING]:
             place = rep[r, at.PREFILLING] - 1
             request, lost = seq[r, at.PROMPT_ID, place], -seq[r, at.PROMPT_LEFT, place]
-            generated = req[at.GENERATED, request]
+            generated = req[request, at.GENERATED]
         else:
             if rep[r, at.COUNT] <= 1:
                 return at.DOES_NOT_FIT
             place = rep[r, at.COUNT] - 1
             request, lost = seq[r, at.ID, place], 0
             generated = seq[r, at.POSITION, place] + 1
-        context = req[at.PROMPT, request] + generated
+        context = req[request, at.PROMPT] + generated
         if not cfg[at.COLOCATED] and prefill_ns[context] < 0:
             now[at.ASKED] = context
             return at.NEEDS_PREFILL
-        req[at.GENERATED, request] = generated
+        req[request, at.GENERATED] = generated
         if rep[r, at.PREFILLING]:
             rep[r, at.PREFILLING] = place
         else:
             rep[r, at.COUNT] = place
         rep[r, at.RESERVED] -= _worst(cfg, req, request)
-        req[at.PREEMPTIONS, request] += 1
+        req[request, at.PREEMPTIONS] += 1
         if cfg[at.COLOCATED]:
             rep[r, at.OUTSTANDING] += lost + context
-            req[at.NEXT, request] = rep[r, at.HEAD]
+            req[request, at.NEXT] = rep[r, at.HEAD]
             rep[r, at.HEAD] = request
             if rep[r, at.TAIL] < 0:
                 rep[r, at.TAIL] = request
@@ -361,7 +353,7 @@ def _make_room(cfg, now, rep, req, seq, rows, heap, prefill_ns, r):
             now[at.LONGEST_PREFILL] = max(now[at.LONGEST_PREFILL], context)
             if prefill_ns[context] > 0:
                 schedule(heap, now, now[at.TIME] + prefill_ns[context], at.PREFILLED, request)
-            elif _prefilled(cfg, now, rep, req, heap, request) < 0:
+            elif _prefilled(cfg, now, rep, req, pairs, heap, request) < 0:
                 return at.TOO_LARGE
     return -1
 
@@ -389,7 +381,7 @@ def _mean_context(rep, req, seq, r):
             total += seq[r, at.CONTEXT, i] + seq[r, at.POSITION, i] + 1
         return np.float64(total) / np.float64(rep[r, at.COUNT])
     for i in range(rep[r, at.PREFILLING]):
-        total += req[at.PROMPT, seq[r, at.PROMPT_ID, i]]
+        total += req[seq[r, at.PROMPT_ID, i], at.PROMPT]
     return np.float64(total) / np.float64(max(1, rep[r, at.PREFILLING]))
 
 
@@ -406,20 +398,54 @@ def _context_bucket(cfg, bounds, mean):
     return bucket + 1, not inside
 
 
-@njit(cache=True)
+@njit(cache=True, forceinline=True)
+def _draft(cfg, rep, req, seq, past, texts, members, bank, outcomes, limits, ages, layers, row, r):
+    """Draft for all requests of a replica: what would be accepted, and the confidences that the policy looks at."""
+    gamma, running = cfg[at.GAMMA], rep[r, at.COUNT]
+    for i in range(running):
+        position = seq[r, at.POSITION, i]
+        if position >= seq[r, at.TEXT_END, i]:
+            _find_text(cfg, req, seq, texts, members, r, i)
+        place = seq[r, at.ROW_OF_0, i] + position
+        row[i] = place
+        if cfg[at.TILTED]:
+            seq[r, at.ACCEPTED, i] = _survivors(cfg, limits, place, seq[r, at.ID, i], position)
+        else:
+            seq[r, at.ACCEPTED, i] = min(np.int64(outcomes[place]), gamma)
+    # The blocks of the last steps, one layer a step, over and over.
+    kept = past.shape[1]
+    newest = rep[r, at.NEWEST] + 1
+    if newest == kept:
+        newest = 0
+    rep[r, at.NEWEST] = newest
+    # Position by position: in a large fleet the bank's rows come from far memory, and so many are on their way at once.
+    for j in range(gamma):
+        for i in range(running):
+            value = bank[row[i], j]
+            past[r, newest, i * gamma + j] = value if value > np.float32(0.0) else np.float32(0.0)
+    for n in range(cfg[at.AGES]):
+        layer = newest - ages[n]
+        if layer < 0:
+            layer += kept
+        for j in range(running * gamma):
+            layers[n, j] = past[r, layer, j]
+
+
+@njit(cache=True, forceinline=True)
 def _start_step(plan, arrays, r, resumed):
     """What a replica does between two steps: admit, draft, plan, and wait for the step's time. Status, or -1."""
     cfg, bounds, now, rep, req, seq = arrays.cfg, arrays.bounds, arrays.now, arrays.rep, arrays.req, arrays.seq
-    rows, heap, host, prefill_ns = arrays.rows, arrays.heap, arrays.host, arrays.prefill_ns
+    heap, host, prefill_ns, pairs = arrays.heap, arrays.host, arrays.prefill_ns, arrays.pairs
+    past, texts, members = arrays.past, arrays.texts, arrays.members
     counts, times, blocks, age, caps = arrays.counts, arrays.times, arrays.blocks, arrays.age, arrays.caps
     lengths = arrays.lengths
     if not resumed and rep[r, at.WAITING] and not (cfg[at.ADMIT_AHEAD] and (rep[r, at.COUNT] or rep[r, at.PREFILLING])):
-        _admit(cfg, rep, req, seq, rows, r)
+        _admit(cfg, rep, req, seq, past, texts, members, r)
     if not rep[r, at.COUNT] and not rep[r, at.PREFILLING]:
         rep[r, at.IDLE] = 1
         return -1
     if rep[r, at.RESERVED] > cfg[at.KV_BLOCKS]:
-        status = _make_room(cfg, now, rep, req, seq, rows, heap, prefill_ns, r)
+        status = _make_room(cfg, now, rep, req, pairs, seq, heap, prefill_ns, r)
         if status >= 0:
             return status
     running = rep[r, at.COUNT]
@@ -444,39 +470,20 @@ def _start_step(plan, arrays, r, resumed):
     base = running + prefill_tokens
     drafts, draft_ns, planned = 0, 0, 0
     if running and gamma:
-        depth = cfg[at.DEPTH]
+        bank, outcomes, limits = arrays.confidence, arrays.accepted, arrays.limits
+        layers, row = arrays.layers, arrays.row
+        _draft(cfg, rep, req, seq, past, texts, members, bank, outcomes, limits, arrays.ages, layers, row, r)
         tight = 0
         for i in range(running):
-            request, position = seq[r, at.ID, i], seq[r, at.POSITION, i]
-            row = _row(cfg, req, arrays.texts, arrays.members, request, position)
-            seq[r, at.ROW, i] = row
-            accepted = _accepted(cfg, arrays.accepted, arrays.limits, row, request, position)
-            seq[r, at.ACCEPTED, i] = accepted
-            for n in range(cfg[at.AGES]):
-                past = arrays.ages[n]
-                old = row if past == 0 else rows[r, past - 1, i]
-                if old < 0:
-                    for j in range(gamma):
-                        blocks[n, i, j] = np.float32(1.0)
-                else:
-                    for j in range(gamma):
-                        value = arrays.confidence[old, j]
-                        blocks[n, i, j] = value if value > np.float32(0.0) else np.float32(0.0)
             age[i] = rep[r, at.STEP] - seq[r, at.BORN, i]
-            left = -1 - seq[r, at.LEFT, i]
             caps[i] = gamma
-            if cfg[at.CLIP]:
-                caps[i] = min(gamma, left)
-                tight = 1
-            if cfg[at.CLAIRVOYANT]:
-                arrays.useful[i] = min(accepted, left)
-        # The blocks of this step are one step old in the next one.
-        for n in range(depth - 1, 0, -1):
+        if cfg[at.CLIP]:
+            tight = 1
             for i in range(running):
-                rows[r, n, i] = rows[r, n - 1, i]
-        if depth:
+                caps[i] = min(gamma, -1 - seq[r, at.LEFT, i])
+        if cfg[at.CLAIRVOYANT]:
             for i in range(running):
-                rows[r, 0, i] = seq[r, at.ROW, i]
+                arrays.useful[i] = min(seq[r, at.ACCEPTED, i], -1 - seq[r, at.LEFT, i])
         counts[k.REQUESTS] = running
         counts[k.BLOCK] = gamma
         counts[k.BASE] = base
@@ -519,7 +526,7 @@ def _start_step(plan, arrays, r, resumed):
     gpu_ns = draft_ns + arrays.verify_ns[table, base + drafts]
     step_ns = max(gpu_ns, host[at.HIDDEN_NS, running]) + host[at.EXPOSED_NS, running]
     if cfg[at.ADMIT_AHEAD] and rep[r, at.WAITING]:
-        _admit(cfg, rep, req, seq, rows, r)
+        _admit(cfg, rep, req, seq, past, texts, members, r)
     rep[r, at.STEP_NS] = step_ns
     rep[r, at.STEP_PREFILL] = prefill_tokens
     rep[r, at.STEP_FINISHING] = finishing
@@ -531,28 +538,51 @@ def _start_step(plan, arrays, r, resumed):
 
 
 @njit(cache=True)
-def _finish(cfg, now, rep, req, heap, prefill_ns, texts, members, r, request):
+def _finish(cfg, now, rep, req, pairs, heap, prefill_ns, r, request):
     """A request's last token came out of a step. Status, or -1."""
     rep[r, at.RESERVED] -= _worst(cfg, req, request)
-    req[at.FINISH_NS, request] = now[at.TIME]
+    req[request, at.FINISH_NS] = now[at.TIME]
     _score(cfg, now, heap, request)
     if _end_request(cfg, now, heap):
-        return issue(cfg, now, rep, req, heap, prefill_ns, texts, members)
+        return issue(cfg, now, rep, req, pairs, heap, prefill_ns)
     return -1
 
 
 @njit(cache=True)
-def _commit(cfg, now, rep, req, seq, rows, heap, prefill_ns, texts, members, log, ended, r):
-    """The step is over: advance every request, cut it at its output length, record. Status, or -1."""
+def _close_up(cfg, seq, past, row, r, running):
+    """Close the gaps of the requests that have ended; how many there are now."""
+    kept = 0
+    for i in range(running):
+        row[kept] = i
+        kept += seq[r, at.LEFT, i] < 0
+    first = 0
+    while first < kept and row[first] == first:
+        first += 1
+    for field in range(at.KEPT):
+        for i in range(first, kept):
+            seq[r, field, i] = seq[r, field, row[i]]
+    gamma = cfg[at.GAMMA]
+    for n in range(past.shape[1]):
+        for i in range(first, kept):
+            for j in range(gamma):
+                past[r, n, i * gamma + j] = past[r, n, row[i] * gamma + j]
+    return kept
+
+
+@njit(cache=True, forceinline=True)
+def _commit(
+    cfg, now, rep, req, pairs, seq, past, heap, prefill_ns, texts, members, observe, params, state, kept, ended, log, r
+):
+    """The step is over: advance every request, cut it at its output length, tell, record. Status, or -1."""
     running = rep[r, at.COUNT]
     hits, ends = 0, 0
     committed = running
     for i in range(running):
         gained = 1
         if rep[r, at.STEP_PLANNED]:
-            kept = min(seq[r, at.ACCEPTED, i], seq[r, at.LENGTH, i])
-            hits += kept
-            gained += kept
+            kept[i] = min(seq[r, at.ACCEPTED, i], seq[r, at.LENGTH, i])
+            hits += kept[i]
+            gained += kept[i]
         seq[r, at.POSITION, i] += gained
         left = seq[r, at.LEFT, i] + gained
         seq[r, at.LEFT, i] = left
@@ -561,6 +591,8 @@ def _commit(cfg, now, rep, req, seq, rows, heap, prefill_ns, texts, members, log
             ends += 1
             committed -= left  # what lies beyond the cut
     committed += hits
+    if cfg[at.LEARNS] and rep[r, at.STEP_PLANNED]:
+        observe(running, seq[r, at.LENGTH], kept, params, state[r])
     if running:
         rep[r, at.STEP] += 1
     finishing, prefill_tokens = rep[r, at.STEP_FINISHING], rep[r, at.STEP_PREFILL]
@@ -581,34 +613,25 @@ def _commit(cfg, now, rep, req, seq, rows, heap, prefill_ns, texts, members, log
     log[10, line] = rep[r, at.WAITING]
     log[11, line] = rep[r, at.STEP_CONTEXT]
     if ends:
-        kept = 0
-        for i in range(running):
-            if seq[r, at.LEFT, i] < 0:
-                if kept != i:
-                    for row in range(at.FIRST + 1):
-                        seq[r, row, kept] = seq[r, row, i]
-                    for n in range(cfg[at.DEPTH]):
-                        rows[r, n, kept] = rows[r, n, i]
-                kept += 1
-        rep[r, at.COUNT] = kept
+        rep[r, at.COUNT] = _close_up(cfg, seq, past, kept, r, running)
         for i in range(ends):
             request = ended[i]
-            req[at.GENERATED, request] = req[at.OUTPUT, request]
-            status = _finish(cfg, now, rep, req, heap, prefill_ns, texts, members, r, request)
+            req[request, at.GENERATED] = req[request, at.OUTPUT]
+            status = _finish(cfg, now, rep, req, pairs, heap, prefill_ns, r, request)
             if status >= 0:
                 return status
     if finishing:
         for i in range(finishing):
             request = seq[r, at.PROMPT_ID, i]
-            req[at.GENERATED, request] += 1
-            if req[at.FIRST_NS, request] < 0:
-                req[at.FIRST_NS, request] = now[at.TIME]
-            if req[at.GENERATED, request] >= req[at.OUTPUT, request]:
-                status = _finish(cfg, now, rep, req, heap, prefill_ns, texts, members, r, request)
+            req[request, at.GENERATED] += 1
+            if req[request, at.FIRST_NS] < 0:
+                req[request, at.FIRST_NS] = now[at.TIME]
+            if req[request, at.GENERATED] >= req[request, at.OUTPUT]:
+                status = _finish(cfg, now, rep, req, pairs, heap, prefill_ns, r, request)
                 if status >= 0:
                     return status
             else:
-                _join(rep, req, seq, rows, r, request)
+                _join(cfg, rep, req, seq, past, texts, members, r, request)
         for i in range(finishing, rep[r, at.PREFILLING]):
             seq[r, at.PROMPT_ID, i - finishing] = seq[r, at.PROMPT_ID, i]
             seq[r, at.PROMPT_LEFT, i - finishing] = seq[r, at.PROMPT_LEFT, i]
@@ -631,8 +654,10 @@ _ARRAYS = types.NamedTuple(
         _I1,  # now
         _I2,  # rep
         _I2,  # req
+        _I1,  # due
+        _I2,  # pairs
         _I3,  # seq
-        _I3,  # rows
+        types.Array(types.float32, 3, "C"),  # past
         _I2,  # heap
         _I2,  # host
         _I1,  # prefill_ns
@@ -641,16 +666,17 @@ _ARRAYS = types.NamedTuple(
         _F2,  # verify_ms
         _F2,  # believed
         types.Array(types.float32, 2, "C", readonly=True),  # confidence
-        types.Array(types.int64, 1, "C", readonly=True),  # accepted
+        types.Array(types.uint8, 1, "C", readonly=True),  # accepted
         types.Array(types.uint64, 2, "C", readonly=True),  # limits
         _I2,  # texts
-        _I1,  # members
+        _I2,  # members
         _I1,  # ages
         _F1,  # params
         _F2,  # state
         _I1,  # counts
         _F1,  # times
         types.Array(types.float32, 3, "C"),  # blocks
+        types.Array(types.float32, 2, "C"),  # layers
         _I1,  # captured
         _I1,  # age
         _I1,  # caps
@@ -658,17 +684,28 @@ _ARRAYS = types.NamedTuple(
         types.Array(types.float32, 2, "C"),  # work
         _I1,  # lengths
         _I1,  # ended
+        _I1,  # row
     ),
     at.Arrays,
 )
 
 
-@njit([types.int64(types.FunctionType(k.signature()), _ARRAYS, _I2)], cache=True)
-def advance(plan, arrays, log):
+@cfunc(k.feedback_signature(), cache=True)
+def deaf(requests, verified, accepted, params, state):
+    """The `Kernel.observe` of a policy without one; never called."""
+    return 0
+
+
+@njit(
+    [types.int64(types.FunctionType(k.signature()), types.FunctionType(k.feedback_signature()), _ARRAYS, _I2)],
+    cache=True,
+)
+def advance(plan, observe, arrays, log):
     """Run until the last scored request has ended, or until something is needed. A status of the layout."""
-    cfg, now, rep, req, seq = arrays.cfg, arrays.now, arrays.rep, arrays.req, arrays.seq
-    rows, heap, prefill_ns, texts, members = arrays.rows, arrays.heap, arrays.prefill_ns, arrays.texts, arrays.members
-    ended = arrays.ended
+    cfg, now, rep, req, seq, past = arrays.cfg, arrays.now, arrays.rep, arrays.req, arrays.seq, arrays.past
+    due, pairs, heap, prefill_ns = arrays.due, arrays.pairs, arrays.heap, arrays.prefill_ns
+    texts, members, params, state = arrays.texts, arrays.members, arrays.params, arrays.state
+    kept, ended = arrays.row, arrays.ended
     turn = now[at.RESUME]  # the replica whose turn it is to start a step; -1: none
     resumed = turn >= 0
     now[at.RESUME] = -1
@@ -690,13 +727,33 @@ def advance(plan, arrays, log):
         if now[at.LOGGED] >= log.shape[1]:
             return at.LOG_FULL
         # Enough requests are known, and places for their events, for whatever one event can set off.
-        if cfg[at.ISSUE_LIMIT] < 0 and now[at.ISSUED] + 2 * cfg[at.MAX_SEQS] + 2 > req.shape[1]:
+        if cfg[at.ISSUE_LIMIT] < 0 and now[at.ISSUED] + 2 * cfg[at.MAX_SEQS] + 2 > req.shape[0]:
             return at.NEEDS_REQUESTS
         time, kind, argument = heap[0, 0], heap[0, 2], heap[0, 3]
         _pop(heap, now)
         now[at.TIME] = time
         if kind == at.STEP_ENDS:
-            status = _commit(cfg, now, rep, req, seq, rows, heap, prefill_ns, texts, members, log, ended, argument)
+            # One by one: to hand over all arrays together costs 0.1 us a step, as calls do that are not inlined.
+            status = _commit(
+                cfg,
+                now,
+                rep,
+                req,
+                pairs,
+                seq,
+                past,
+                heap,
+                prefill_ns,
+                texts,
+                members,
+                observe,
+                params,
+                state,
+                kept,
+                ended,
+                log,
+                argument,
+            )
             if status >= 0:
                 return status
             turn = argument
@@ -704,22 +761,22 @@ def advance(plan, arrays, log):
             rep[argument, at.IDLE] = 0
             turn = argument
         elif kind == at.ISSUES:
-            status = issue(cfg, now, rep, req, heap, prefill_ns, texts, members)
+            status = issue(cfg, now, rep, req, pairs, heap, prefill_ns)
             if status >= 0:
                 return status
         elif kind == at.ARRIVES:
-            while now[at.ISSUED] < cfg[at.OPEN_REQUESTS] and req[at.DUE_NS, now[at.ISSUED]] <= now[at.TIME]:
-                status = issue(cfg, now, rep, req, heap, prefill_ns, texts, members)
+            while now[at.ISSUED] < cfg[at.OPEN_REQUESTS] and due[now[at.ISSUED]] <= now[at.TIME]:
+                status = issue(cfg, now, rep, req, pairs, heap, prefill_ns)
                 if status >= 0:
                     return status
             if now[at.ISSUED] < cfg[at.OPEN_REQUESTS]:
-                schedule(heap, now, req[at.DUE_NS, now[at.ISSUED]], at.ARRIVES, 0)
+                schedule(heap, now, due[now[at.ISSUED]], at.ARRIVES, 0)
         elif kind == at.PREFILLED:
-            goes_on = _prefilled(cfg, now, rep, req, heap, argument)
+            goes_on = _prefilled(cfg, now, rep, req, pairs, heap, argument)
             if goes_on < 0:
                 return at.TOO_LARGE
             if goes_on > 0:
-                status = issue(cfg, now, rep, req, heap, prefill_ns, texts, members)
+                status = issue(cfg, now, rep, req, pairs, heap, prefill_ns)
                 if status >= 0:
                     return status
         else:

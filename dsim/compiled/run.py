@@ -36,13 +36,16 @@ def why_not(policy: Policy, drafts: DraftSource | None) -> str | None:
     """Why a run with these cannot be compiled; None: it can."""
     if importlib.util.find_spec("numba") is None:
         return "Numba is not installed (extra 'fast')"
-    if getattr(policy, "observe", None) is not None:
-        return f"policy {policy_name(policy)} learns from what became of its drafts"
-    if kernel_of(policy) is None:
+    kernel = kernel_of(policy)
+    if getattr(policy, "observe", None) is not None and (kernel is None or kernel.observe is None):
+        return f"policy {policy_name(policy)} learns from what became of its drafts, and no kernel does"
+    if kernel is None:
         return f"policy {policy_name(policy)} has no kernel"
     # A subclass may draft otherwise than its tables say.
     if drafts is not None and type(drafts) is not BankDrafts:
         return f"the drafts of '{drafts.label}' are not replayed from a bank as they are"
+    if drafts is not None and kernel.most_gamma is not None and drafts.gamma > kernel.most_gamma:
+        return f"policy {policy_name(policy)} has no kernel for blocks of {drafts.gamma} drafts"
     return None
 
 
@@ -119,8 +122,9 @@ class _Run:
         self.rep[:, [at.HEAD, at.TAIL]] = -1
         seqs = config.max_seqs
         self.seq = np.zeros((replicas, at.SEQ_SIZE, seqs), dtype=np.int64)
-        self.rows = np.full((replicas, max(1, self.cfg[at.DEPTH]), seqs), -1, dtype=np.int64)
-        self.req = np.zeros((at.REQ_SIZE, 0), dtype=np.int64)
+        self.past = np.ones((replicas, max(kernel.ages) + 1, seqs * gamma), dtype=np.float32)
+        self.req = np.zeros((0, at.REQ_SIZE), dtype=np.int64)
+        self.due, self.pairs = np.zeros(0, dtype=np.int64), np.zeros((0, 2), dtype=np.int64)
         self.heap = np.zeros((0, 4), dtype=np.int64)
         self.prefill_ns = np.full(1, -1, dtype=np.int64)
         self.host = np.array(
@@ -133,11 +137,12 @@ class _Run:
         self.state = np.tile(np.array(kernel.state, dtype=np.float64), (replicas, 1))
         self.counts, self.times = np.zeros(8, dtype=np.int64), np.zeros(5)
         self.blocks = np.ones((len(kernel.ages), seqs, gamma), dtype=np.float32)
+        self.layers = self.blocks.reshape(len(kernel.ages), seqs * gamma)
         self.captured = np.array(self.prices.captured_sizes, dtype=np.int64)
         self.age = np.zeros(seqs, dtype=np.int64)
         self.caps, self.useful = np.full(seqs, gamma, dtype=np.int64), np.zeros(seqs, dtype=np.int64)
         self.work = np.zeros((6, seqs * gamma + 1024), dtype=np.float32)
-        self.lengths, self.ended = np.zeros(seqs, dtype=np.int64), np.zeros(seqs, dtype=np.int64)
+        self.lengths, self.ended, self.row = (np.zeros(seqs, dtype=np.int64) for _ in range(3))
         self.columns: list[IntArray] = [np.zeros(0, dtype=np.int64) for _ in STEP_COLUMNS]
         self.log = np.zeros((len(STEP_COLUMNS), _FIRST_LOG), dtype=np.int64)
         self._know(_first_requests(load, config.max_seqs))
@@ -155,8 +160,9 @@ class _Run:
             config.kv_blocks,
         )
         cfg[at.ADMIT_AHEAD], cfg[at.CLIP], cfg[at.GAMMA] = config.admit_ahead, config.clip_to_remaining, gamma
-        cfg[at.AGES], cfg[at.DEPTH] = len(self.kernel.ages), max(self.kernel.ages)
-        cfg[at.CLAIRVOYANT], cfg[at.ROUTER] = traits.clairvoyant, _ROUTERS[self.router]
+        cfg[at.AGES], cfg[at.CLAIRVOYANT] = len(self.kernel.ages), traits.clairvoyant
+        cfg[at.ROUTER] = _ROUTERS[self.router]
+        cfg[at.LEARNS] = self.kernel.observe is not None
         cfg[at.BY_REQUESTS], cfg[at.BY_CONTEXT] = self.cost.depends_on_requests, self.cost.depends_on_context
         cfg[at.CAPTURE_LIMIT], cfg[at.ISSUE_LIMIT] = self.prices.capture_limit, -1
         if isinstance(load, ClosedLoop):
@@ -197,14 +203,15 @@ class _Run:
 
     def _replay(self, gamma: int) -> None:
         rows: npt.NDArray[np.float32] = np.ones((1, max(1, gamma)), dtype=np.float32)
-        self.accepted, self.limits = np.zeros(1, dtype=np.int64), np.zeros((1, 1), dtype=np.uint64)
-        self.texts, self.members = np.zeros((3, 1), dtype=np.int64), np.zeros(2, dtype=np.int64)
+        self.accepted, self.limits = np.zeros(1, dtype=np.uint8), np.zeros((1, 1), dtype=np.uint64)
+        self.texts, self.members = np.zeros((3, 1), dtype=np.int64), np.zeros((2, 1), dtype=np.int64)
         if self.drafts is not None:
             tables = self.drafts.replay_tables()
             rows = np.ascontiguousarray(tables.confidence)
-            self.accepted = np.ascontiguousarray(tables.accepted)
+            self.accepted = tables.accepted.astype(np.uint8)
             self.texts = np.stack([tables.starts, tables.usable, tables.members])
-            self.members = tables.member_bounds
+            places = [self.drafts.domains.index(name) for name in self.stream.domains]
+            self.members = np.stack([tables.member_bounds[:-1][places], tables.member_bounds[1:][places]])
             self.cfg[at.SEED] = np.array([tables.seed & ((1 << 64) - 1)], dtype=np.uint64).view(np.int64)[0]
             if tables.limits is not None:
                 self.cfg[at.TILTED], self.limits = True, np.ascontiguousarray(tables.limits)
@@ -212,22 +219,20 @@ class _Run:
 
     def _know(self, count: int) -> None:
         """Make the requests up to `count` known."""
-        known = self.req.shape[1]
-        new = np.zeros((at.REQ_SIZE, count - known), dtype=np.int64)
-        new[[at.FIRST_NS, at.FINISH_NS, at.REPLICA, at.NEXT]] = -1
+        known = len(self.req)
         due = isinstance(self.load, OpenLoop)
         block = request_block(self.stream, known, count, due=due)
-        new[at.PROMPT], new[at.OUTPUT], new[at.DOMAIN] = block.prompt_tokens, block.output_tokens, block.domain
+        # In place where the system can: the table of a long run is never there twice.
+        self.req.resize((count, at.REQ_SIZE), refcheck=False)
+        new = self.req[known:]
+        new[:, [at.FIRST_NS, at.FINISH_NS, at.REPLICA, at.NEXT]] = -1
+        new[:, at.PROMPT], new[:, at.OUTPUT], new[:, at.DOMAIN] = block.prompt_tokens, block.output_tokens, block.domain
         if due:
-            new[at.DUE_NS] = block.arrival_ns
-        if self.drafts is not None:
-            domains = np.array([self.drafts.domains.index(name) for name in self.stream.domains], dtype=np.int64)
-            new[at.DRAFT_DOMAIN] = domains[block.domain]
+            self.due = np.concatenate([self.due, block.arrival_ns])
         if self.router == "power-of-two" and len(self.rep) > 1:
-            new[[at.ROUTE_A, at.ROUTE_B]] = replica_pairs(self.rng, len(self.rep), new.shape[1]).T
-        self.req = np.concatenate([self.req, new], axis=1)
+            self.pairs = np.concatenate([self.pairs, replica_pairs(self.rng, len(self.rep), len(new))])
         # At most one event a replica or request on its way: a closed loop has as many requests as users.
-        waiting = self.load.users if isinstance(self.load, ClosedLoop) else self.req.shape[1]
+        waiting = self.load.users if isinstance(self.load, ClosedLoop) else len(self.req)
         places = max(len(self.heap), 2 * len(self.rep) + waiting + 8)
         self.heap = np.concatenate([self.heap, np.zeros((places - len(self.heap), 4), dtype=np.int64)])
         self._reach(block.prompt_tokens, block.output_tokens)
@@ -283,15 +288,13 @@ class _Run:
                 loop.schedule(self.heap, self.now, delay, at.ISSUES, 0)
                 continue
             while (
-                status := loop.issue(
-                    self.cfg, self.now, self.rep, self.req, self.heap, self.prefill_ns, self.texts, self.members
-                )
+                status := loop.issue(self.cfg, self.now, self.rep, self.req, self.pairs, self.heap, self.prefill_ns)
             ) >= 0:
                 self._provide(status)
 
     def _advance(self, loop: Any) -> int:
         arrays = at.Arrays(*(getattr(self, name) for name in at.Arrays._fields))
-        status: int = loop.advance(self.kernel.plan, arrays, self.log)
+        status: int = loop.advance(self.kernel.plan, self.kernel.observe or loop.deaf, arrays, self.log)
         return status
 
     def _provide(self, status: int) -> None:
@@ -306,7 +309,7 @@ class _Run:
         elif status == at.NEEDS_PREFILL:
             self._price_prefill(asked, now=True)
         elif status == at.NEEDS_REQUESTS:
-            self._know(2 * self.req.shape[1] + _AHEAD)
+            self._know(2 * len(self.req) + _AHEAD)
         else:
             self._refuse(status, asked, asked_too)
 
@@ -319,7 +322,7 @@ class _Run:
 
     def _refuse(self, status: int, asked: int, asked_too: int) -> None:
         if status == at.TOO_LARGE:
-            prompt, output = self.req[[at.PROMPT, at.OUTPUT], asked].tolist()
+            prompt, output = self.req[asked, [at.PROMPT, at.OUTPUT]].tolist()
             raise too_large(self.config, asked, prompt, output, int(self.cfg[at.GAMMA]))
         if status == at.SCORED_TOO_EARLY and isinstance(self.load, ClosedLoop):
             raise scored_too_early(self.load, int(self.now[at.TIME]))
@@ -336,10 +339,10 @@ class _Run:
         now, rep = self.now, self.rep
         for r in range(len(rep)):
             column = self.seq[r, :, : rep[r, at.COUNT]]
-            self.req[at.GENERATED, column[at.ID]] = column[at.POSITION] + 1
+            self.req[column[at.ID], at.GENERATED] = column[at.POSITION] + 1
         issued = int(now[at.ISSUED])
-        requests = {name: self.req[i, :issued].copy() for i, name in enumerate(REQUEST_COLUMNS)}
-        self.req = self.req[:, :0].copy()
+        requests = {name: self.req[:issued, i].copy() for i, name in enumerate(REQUEST_COLUMNS)}
+        self.req = self.req[:0].copy()
         self._keep(int(now[at.LOGGED]))
         steps = dict(zip(STEP_COLUMNS, self.columns, strict=True))
         area = int(now[at.AREA_NS] + now[at.IN_SYSTEM] * (now[at.TIME] - now[at.AREA_AT]))

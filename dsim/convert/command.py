@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dsim.convert.from_profile import from_profile
+from dsim.convert.from_profile import charged, from_profile
 from dsim.convert.to_profile import to_profile
 from dsim.drafts.bank import Bank, load_bank, write_bank
 from dsim.drafts.calibrate import checked_temperatures, write_temperatures
@@ -228,6 +228,8 @@ def _table(found: Source, source: str, wanted: str, out: Path, options: Options)
                 "a profile is named like its file", field="OUT", value=name, expected=error.expected
             ) from None
     if wanted == "profile":
+        assert original is not None
+        told += charged(profile, original)
         write_profile(profile, out)
         return [*told, f"kind = '{profile.kind}' (--set kind=... if the file's numbers are of another kind)"]
     table, more = from_profile(

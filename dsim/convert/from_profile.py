@@ -88,8 +88,42 @@ def from_profile(
     table, more = made[format]()
     told += more
     prices = here.prices if original is None else original.prices
-    told += gap(prices, here.sizes, here.levels, here.points.limit, table)
+    levels = _levels(here, table)
+    told += gap(prices, table.prices, here.sizes, levels, here.points.limit, table.reach, _READ)
     return table, told
+
+
+#: What `gap` says of a table that an engine is to read, and of a profile that dsim is to read.
+_READ = "what a planner reads from OUT differs from IN"
+_CHARGED = "what dsim charges for a step of OUT ({}) differs from what the engine reads from IN"
+
+
+def charged(profile: Profile, table: PriceTable) -> list[str]:
+    """How far a profile's prices (its staircase, or the additive fit where it has two axes) are from its table's.
+
+    Parameters
+    ----------
+    profile
+        Made of `table` by `dsim.convert.to_profile`: sizes are the table's, but not its rule for those between.
+    table
+        What the engine's own planner reads.
+
+    Returns
+    -------
+    list of str
+        Nothing where both rules agree.
+    """
+    here, _ = _at_context(profile, None)
+    what = _CHARGED.format("additive fit" if here.two_axes else "staircase")
+    told = gap(table.prices, here.prices, here.sizes, _levels(here, table), here.points.limit, table.reach, what)
+    if told:
+        told.append("a profile says what steps cost: a policy that is to believe what its engine reads takes table=IN")
+    return told
+
+
+def _levels(here: _Here, table: PriceTable) -> IntArray:
+    """Request counts at which prices are worth comparing: those of exact graphs have no others."""
+    return np.array(sorted(table.cost_tables)) if isinstance(table, TrtllmV2) else here.levels
 
 
 # -- one context of a profile ------------------------------------------------------------------------------
@@ -115,7 +149,7 @@ class _Here:
 
     @property
     def levels(self) -> IntArray:
-        """Request counts at which prices are worth comparing."""
+        """Request counts that the profile has prices for, ascending; [1] where it names none."""
         known = self.points.requests if self.two_axes else np.zeros(0, dtype=np.int64)
         if self.draft is not None:
             known = np.concatenate([known, self.draft.sizes])
@@ -329,7 +363,26 @@ def _sglang_additive(here: _Here, like: EngineFile | None) -> tuple[SglangAdditi
         theta_seconds=seconds(law.theta),
         extra=dict(like.extra) if isinstance(like, SglangAdditive) else {},
     )
+    if isinstance(like, SglangAdditive):
+        same = _same_sums(table, like, (table.bs_probes, table.m_probes), (like.bs_probes, like.m_probes))
+        if same and (table.bias_seconds, table.alpha_seconds) != (like.bias_seconds, like.alpha_seconds):
+            return replace(like), [*told, _SPLIT]
     return table, told
+
+
+_SPLIT = "sizes and sums are those of --like: bias, alpha and theta are split as there"
+#: Sums as near as this are the same: a profile and the rounding of the usual split change the last digits.
+_SAME_SUM = 1e-9
+_Axes = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def _same_sums(table: PriceTable, like: PriceTable, axes: _Axes, likes: _Axes) -> bool:
+    """Whether two additive tables have the same sizes (requests, tokens) and the same price at every pair of them."""
+    batches, tokens = axes
+    if axes != likes:
+        return False
+    pairs = [[found.prices(r, tokens[-1])[list(tokens)] for r in batches or (1,)] for found in (table, like)]
+    return np.allclose(pairs[0], pairs[1], rtol=_SAME_SUM, atol=0.0)
 
 
 # -- TensorRT-LLM ------------------------------------------------------------------------------------------
@@ -362,6 +415,12 @@ def _trtllm_additive(here: _Here, like: EngineFile | None) -> tuple[TrtllmV1, li
         told.append(f"minimum_predicted_gain is not set: the engine works with {DEFAULT_GAIN:g}")
     if table.is_flat:
         told.append("the table is flat: the engine refuses to trim")
+    if given is not None:
+        # A file without batch sizes has no such axis.
+        axes, likes = ((one.batch_sizes or (), one.token_counts) for one in (table, given))
+        same = _same_sums(table, given, axes, likes)
+        if same and (table.fixed_overhead_ms, table.step_time_ms) != (given.fixed_overhead_ms, given.step_time_ms):
+            return replace(given), [*told, _SPLIT]
     return table, told
 
 

@@ -1,4 +1,4 @@
-"""How far the prices that an engine's planner will read are from those it was given."""
+"""How far prices that are read by one rule are from those read by another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dsim.engines import PriceTable, TrtllmV2
 from dsim.profile import FloatArray, IntArray
 
 #: Request counts at which prices are compared, at most.
@@ -14,43 +13,52 @@ _LEVELS = 5
 # Differences that rounding makes.
 _SAME = 1e-6
 
+#: Milliseconds by tokens, float64[last + 1], of so many requests up to a last index.
+Prices = Callable[[int, int], FloatArray]
+
 
 def gap(
-    prices: Callable[[int, int], FloatArray], sizes: IntArray, levels: IntArray, limit: int, table: PriceTable
+    before: Prices,
+    after: Prices,
+    sizes: IntArray,
+    levels: IntArray,
+    limit: int,
+    reach: Callable[[int], int],
+    what: str,
 ) -> list[str]:
-    """Sentences on the largest differences of a table's prices from others; none where there are none.
+    """Sentences on the largest differences of prices; none where there are none.
 
     Parameters
     ----------
-    prices
-        Milliseconds by tokens, of so many requests, up to a last index.
+    before, after
+        Prices of IN, and of OUT.
     sizes
         Token counts, ascending; what lies outside them is not compared.
     levels
-        Request counts; some of them are compared.
+        Request counts, ascending; some of them are compared.
     limit
         Capture limit, above which prices are compared apart; 0 where there is none.
-    table
-        What the engine will read.
+    reach
+        Largest token count that is compared, by the number of requests.
+    what
+        The sentences' subject and verb: what of OUT differs from what of IN.
     """
-    if isinstance(table, TrtllmV2):
-        levels = np.array(sorted(table.cost_tables))
     chosen = levels[np.unique(np.linspace(0, levels.size - 1, _LEVELS).round().astype(np.int64))]
-    smallest, largest = int(sizes[0]), min(int(sizes[-1]), table.largest)
+    smallest, largest = int(sizes[0]), min(int(sizes[-1]), max(map(reach, chosen.tolist())))
     ranges = [(smallest, largest, "")]
     if smallest <= limit < largest:
         ranges = [(smallest, limit, f" up to {limit} tokens"), (limit + 1, largest, " above")]
     told = []
-    for start, last, where in ranges:
+    for start, end, where in ranges:
         found = []
         for requests in chosen.tolist():
-            first = max(start, requests)
+            first, last = max(start, requests), min(end, reach(requests))
             if first > last:
                 continue
-            ratio = table.prices(requests, last)[first:] / prices(requests, last)[first:] - 1
+            ratio = after(requests, last)[first:] / before(requests, last)[first:] - 1
             for at in (int(ratio.argmin()), int(ratio.argmax())):
                 found.append((float(ratio[at]), requests, first + at))
         if found and max(abs(share) for share, _, _ in found) > _SAME:
             ends = [f"{100 * share:+.2f} % ({r} requests, {m} tokens)" for share, r, m in (min(found), max(found))]
-            told.append(f"what a planner reads from OUT differs from IN{where} by {ends[0]} to {ends[1]}")
+            told.append(f"{what}{where} by {ends[0]} to {ends[1]}")
     return told

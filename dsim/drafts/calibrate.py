@@ -264,6 +264,9 @@ def _number(value: object) -> float | None:
 def read_temperatures(path: str | Path, gamma: int) -> tuple[float, ...]:
     """Temperatures of a file in the engines' format, ``{"temperatures": [T_1, ..., T_gamma]}``.
 
+    Engines write more beside them (a data set, errors before and after); `dsim.engines.StsTemperatures` reads and keeps
+    that, and ``python -m dsim.convert`` drops it by name.
+
     Raises
     ------
     InputError
@@ -273,7 +276,13 @@ def read_temperatures(path: str | Path, gamma: int) -> tuple[float, ...]:
     raw = need_object(load_json(path, '{"temperatures": [...]}'), path, expected='an object {"temperatures": [...]}')
     for key in raw:
         if key != "temperatures":
-            raise InputError("unknown key", file=path, field=key, expected="temperatures only")
+            how = f"python -m dsim.convert {path.name} OUT.json --format temperatures"
+            raise InputError(
+                "unknown key",
+                file=path,
+                field=key,
+                expected=f"temperatures only ('{how}' leaves out what an engine's file has beside them, and names it)",
+            )
     if "temperatures" not in raw:
         raise InputError("missing key", file=path, field="temperatures")
     return checked_temperatures(raw["temperatures"], gamma, file=path)

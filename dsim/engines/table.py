@@ -41,6 +41,11 @@ class PriceTable:
         return True
 
     @property
+    def gamma(self) -> int | None:
+        """Drafts of a whole block, where the table is for blocks of one size; None where it is for any."""
+        return None
+
+    @property
     def is_flat(self) -> bool:
         """Whether no price changes with the tokens: verifying everything is then always best."""
         raise NotImplementedError
@@ -49,6 +54,10 @@ class PriceTable:
     def largest(self) -> int:
         """Most tokens of a step that the table has a size for."""
         raise NotImplementedError
+
+    def reach(self, requests: int) -> int:
+        """Most tokens of a step of so many requests that the table has a size for."""
+        return self.largest
 
     def prices(self, requests: int, last: int) -> FloatArray:
         """Milliseconds of a step by the tokens in it, read by the engine's own rule.

@@ -193,7 +193,8 @@ class TrtllmV2(PriceTable):
     G is the batch size of a captured graph, V the tokens submitted to the target, one a request for the anchor and
     those of padding requests included. V = 0 stands for the native path, in which every request verifies all K
     drafts: G (K + 1) tokens. A step of R requests runs in the graph of the smallest G >= R, and its tokens are padded
-    to the next V, or else it is native. `prices` are those of the padded step, by the tokens of the R requests.
+    to the next V, or else it is native. `prices` are those of the padded step, by the tokens of the R requests. No step
+    of this engine has more than R (K + 1) tokens: beyond, the native price holds; policies refuse another block size.
 
     The engine refuses files with unknown fields, and so does dsim: `extra` is always empty.
 
@@ -340,6 +341,11 @@ class TrtllmV2(PriceTable):
         return int(self.engine_fingerprint["max_draft_len"])
 
     @property
+    def gamma(self) -> int:
+        """See `PriceTable.gamma`: a native step has the price of whole blocks of K drafts."""
+        return self.max_draft_len
+
+    @property
     def gain(self) -> float:
         """Minimum predicted gain that the engine works with."""
         return float(self.minimum_predicted_gain)
@@ -362,6 +368,10 @@ class TrtllmV2(PriceTable):
     def largest(self) -> int:
         """See `PriceTable.largest`."""
         return max(self.cost_tables) * (self.max_draft_len + 1)
+
+    def reach(self, requests: int) -> int:
+        """See `PriceTable.reach`: whole blocks."""
+        return requests * (self.max_draft_len + 1)
 
     def graph_of(self, requests: int) -> int:
         """The smallest G that holds so many requests."""

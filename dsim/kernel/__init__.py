@@ -68,6 +68,13 @@ class Kernel:
     prices
         ``prices(verify_ms, captured_sizes, gamma)``: what the policy believes of a price curve, once a curve; None:
         the curve itself.
+    observe
+        The compiled form of the policy's ``observe``, which a policy with one needs: a ``numba.cfunc`` of
+        `feedback_signature`, called at the end of every step that drafted, as ``observe(requests, verified, accepted,
+        params, state)``: R, int64[max_seqs] drafts verified of each request and the accepted ones among them (in rows
+        0..R - 1, as in that step's plan), `params` and the replica's state. It returns 0.
+    most_gamma
+        Largest block that it serves, where ``plan`` refuses longer ones; None: any.
     """
 
     plan: Any
@@ -75,6 +82,8 @@ class Kernel:
     ages: tuple[int, ...] = (0,)
     state: tuple[float, ...] = ()
     prices: Callable[[FloatArray, IntArray, int], FloatArray] | None = None
+    observe: Any = None
+    most_gamma: int | None = None
 
 
 def ages_to(lag: int) -> tuple[int, ...]:
@@ -104,3 +113,12 @@ def signature() -> Any:
         types.Array(types.float32, 2, "C"),
         ints,
     )
+
+
+@cache
+def feedback_signature() -> Any:
+    """The Numba signature of `Kernel.observe`."""
+    from numba import types
+
+    ints, reals = types.Array(types.int64, 1, "C"), types.Array(types.float64, 1, "C")
+    return types.int64(types.int64, ints, ints, reals, reals)

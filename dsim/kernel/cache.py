@@ -39,7 +39,11 @@ def kernel_of(policy: Any) -> Kernel | None:
         It offers something else.
     """
     offer = getattr(policy, "kernel", None)
-    if offer is None or "kernel" not in vars(type(policy)) or "plan" in getattr(policy, "__dict__", {}):
+    if (
+        offer is None
+        or "kernel" not in vars(type(policy))
+        or {"plan", "observe"} & getattr(policy, "__dict__", {}).keys()
+    ):
         return None
     with kernel_cache():
         found = offer()
@@ -50,6 +54,13 @@ def kernel_of(policy: Any) -> Kernel | None:
             value=type(found).__name__,
             expected="a dsim.kernel.Kernel, or None",
         )
+    if found is not None and found.observe is not None and getattr(policy, "observe", None) is None:
+        raise InputError(
+            f"the kernel of policy {type(policy).__name__} learns, and its plan does not",
+            field="kernel().observe",
+            value=type(found.observe).__name__,
+            expected="None, or a method observe(verified, accepted) of the policy",
+        )
     return found
 
 
@@ -59,6 +70,14 @@ def kernel_plan(kernel: Kernel, view: Any, state: npt.NDArray[np.float64] | None
         call = importlib.import_module("dsim.kernel.call")
     answer: npt.NDArray[np.int64] = call.plan_once(kernel, view, state)
     return answer
+
+
+def kernel_observe(
+    kernel: Kernel, verified: npt.NDArray[np.int64], accepted: npt.NDArray[np.int64], state: npt.NDArray[np.float64]
+) -> None:
+    """See `dsim.kernel.call.observe_once`."""
+    with kernel_cache():
+        importlib.import_module("dsim.kernel.call").observe_once(kernel, verified, accepted, state)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""One call of a kernel on a policy's view: for tests, notebooks and `check_policy`."""
+"""One call of a kernel, on a policy's view or an outcome: for tests, notebooks and `check_policy`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ def _once(
     return plan(
         counts, times, confidence, verify_ms, prices, captured, age, caps, accepted, params, state, work, lengths
     )
+
+
+@njit(cache=True)
+def _tell(observe, requests, verified, accepted, params, state):
+    return observe(requests, verified, accepted, params, state)
 
 
 def plan_once(kernel: k.Kernel, view, state=None):
@@ -47,3 +52,23 @@ def plan_once(kernel: k.Kernel, view, state=None):
         lengths,
     )
     return lengths
+
+
+def observe_once(kernel: k.Kernel, verified, accepted, state):
+    """Tell a kernel what became of the drafts of a step.
+
+    Parameters
+    ----------
+    verified, accepted
+        int64[R]: drafts verified of each request, and the accepted ones among them.
+    state
+        float64[len(kernel.state)], changed in place.
+    """
+    _tell(
+        kernel.observe,
+        len(verified),
+        np.array(verified, dtype=np.int64),
+        np.array(accepted, dtype=np.int64),
+        np.array(kernel.params, dtype=np.float64),
+        state,
+    )

@@ -8,11 +8,12 @@ from __future__ import annotations
 from dsim.lint.case import Case, Mixture, Setting, make_case, usual_concurrency
 from dsim.lint.checks import CHECKS
 from dsim.lint.decision import DraftSample, Loss, draft_sample
-from dsim.lint.finding import SEVERITIES, Finding
+from dsim.lint.finding import GLOSSES, SEVERITIES, Finding
 from dsim.lint.noise import NoiseBand, noise, noise_band
 
 __all__ = [
     "CHECKS",
+    "GLOSSES",
     "SEVERITIES",
     "Case",
     "DraftSample",

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 from dsim.lint.case import Case, priced
-from dsim.lint.decision import FloatArray, loss_of
+from dsim.lint.decision import FloatArray, best_budget, loss_of
 from dsim.lint.experts import dummy_tokens
 from dsim.lint.finding import LOSS_NOTHING, Finding, graded, lost
 from dsim.lookup import LOOKUP_RULES, sampled
@@ -161,8 +161,8 @@ def hidden_stair(case: Case) -> list[Finding]:
         )
         if loss.worst < LOSS_NOTHING:
             continue
-        believed, charged = read(setting.at), case.table(case.law, setting.at)
-        where = 1 + int(np.argmax(np.abs(np.log(charged[1:] / believed[1:]))))
+        where = _wrong_step(case, read, loss.worst_at)
+        believed, charged = read(loss.worst_at), case.table(case.law, loss.worst_at)
         sizes = case.points.tokens
         size = int(sizes[min(int(np.searchsorted(sizes, where)), sizes.size - 1)])
         runs = "on the straight line between the timed sizes it costs"
@@ -175,13 +175,15 @@ def hidden_stair(case: Case) -> list[Finding]:
             Finding(
                 "hidden-stair",
                 severity,
-                f"{how} by '{rule}' ({_WORDS[rule]}), a step of {counted(where, 'token')} is believed to cost "
-                f"{believed[where]:.2f} ms; {runs} {charged[where]:.2f} ms. {lost(loss, setting.at)}",
+                f"{how} by '{rule}' ({_WORDS[rule]}), a step of {counted(where, 'token')} "
+                f"({counted(loss.worst_at, 'request')}) is believed to cost {believed[where]:.2f} ms; {runs} "
+                f"{charged[where]:.2f} ms. {lost(loss, setting.at)}",
                 "price a step at the next captured size ('next')"
                 if stepped
                 else "put more sizes into the table, at least where the decision falls",
                 (min(where, size), max(where, size)),
                 loss,
+                f"if read by '{rule}'" if setting.lookup is None else "",
             )
         )
     return found
@@ -192,6 +194,16 @@ _WORDS = {
     "linear": "a straight line between sizes",
     "next": "the price of the next size",
 }
+
+
+def _wrong_step(case: Case, read: Callable[[int], FloatArray], requests: int) -> int:
+    """Tokens of the step behind so many requests' wrong decision: the chosen one or the best, by the larger error."""
+    first, gamma = requests, case.setting.gamma
+    true, draft = case.step_ms(requests), case.draft_ms(requests)
+    believed = draft + read(requests)[first : first * (1 + gamma) + 1]
+    tokens = case.setting.sample.step_tokens(requests)
+    steps = [best_budget(tokens, prices) for prices in (believed, true)]
+    return first + max(steps, key=lambda drafts: abs(float(np.log(true[drafts] / believed[drafts]))))
 
 
 def _reader(case: Case, rule: str) -> Callable[[int], FloatArray]:

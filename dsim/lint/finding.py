@@ -10,6 +10,22 @@ from dsim.wording import counted, percent
 #: The gravest first.
 SEVERITIES = ("error", "warning", "info")
 
+#: What each check is about, in a few words for a figure.
+GLOSSES = {
+    "flat-table": "every draft looks free",
+    "beyond-table": "steps that nobody timed",
+    "resolution": "too few sizes where the decision falls",
+    "captured-sizes": "captured sizes are not named",
+    "hidden-stair": "the look-up misses a step in price",
+    "flattened-dips": "cheap sizes are charged too much",
+    "cliff": "whole blocks leave the captured graphs",
+    "draft-cost": "what a draft costs",
+    "draft-unpriced": "the draft's time left out of the price",
+    "dummy-profile": "too fast for real text?",
+    "thin-evidence": "few passes, or computed prices",
+    "noise": "does noise change the decision?",
+}
+
 #: Share of the throughput whose loss makes a finding a warning, and an error.
 LOSS_WARNING, LOSS_ERROR = 0.01, 0.05
 #: Below this loss, at any load, there is nothing to report.
@@ -35,6 +51,8 @@ class Finding:
         The step sizes it is about, smallest and largest; None where it is about the whole table.
     loss
         Throughput lost, where the check can tell.
+    where
+        What sets it apart from other findings of its check; may be empty.
     """
 
     check: str
@@ -43,6 +61,12 @@ class Finding:
     advice: str
     tokens: tuple[int, int] | None = None
     loss: Loss | None = None
+    where: str = ""
+
+    @property
+    def gloss(self) -> str:
+        """What it is about, in a few words."""
+        return GLOSSES[self.check] + (f" {self.where}" if self.where else "")
 
 
 def graded(loss: float) -> str:

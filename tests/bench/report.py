@@ -23,8 +23,13 @@ EXTRAS = {
     "unit_us": "U {:.3g} us",
     "early_us": "10^4 to 10^5 steps: {:.3g} us",
     "late_us": "10^5 to 10^6: {:.3g} us",
+    "late_to_early": "ratio {:.3f}",
+    "us_by_replicas": "1 / 8 / 64 replicas: {} us a step",
+    "64_to_8": "64 to 8: {:.2f}",
+    "8_to_1": "8 to 1: {:.2f}",
     "peak_mib": "{:.0f} MiB",
     "runs_per_s": "{:.3g} runs/s",
+    "times_as_fast": "{:.2f} times as fast as one job",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from dsim.cluster import run_cluster
 from dsim.drafts import BankDrafts, Tilt
 from dsim.errors import InputError
 from dsim.kernel import Kernel
+from dsim.kernel.cache import kernel_of
 from dsim.options import HostCost, ReplicaConfig
 from dsim.policy import load_policy
 from dsim.prices import DraftCost
@@ -50,6 +52,7 @@ POLICIES = (
     "sglang:table=additive,fill=true,min_predicted_gain=0.05",
     "atom",
     "atom:lag=0",
+    "atom:ragged=false",
     "vllm-verify-adaptive",
     "vllm-verify-adaptive:batch_step=3,query_step=1,max_batch=4,lag=2",
     "vllm-ascend",
@@ -57,6 +60,28 @@ POLICIES = (
     "lab",
     "lab:search=early-stop,allocation_lag=1,price=step",
     "lab:price=draft,lookup=linear,running_max=true",
+    "trtllm",
+    "trtllm:tiers=global,floor=0,min_predicted_gain=0",
+    "trtllm:tiers=1-3,lag=1,drain=1.5,drain_tail=4,drain_tokens=2",
+    "goodput",
+    "goodput:interval=1,prior=0.5,margin=0",
+    "goodput:interval=3,search=early-stop,weight=1",
+)
+#: Of these every draft source, batch and load by turns: what they do hangs on most of them.
+MANY_OPTIONS = (
+    "trtllm:lag=0,floor=2",
+    "trtllm:lag=4,floor=0,min_predicted_gain=0.2",
+    "trtllm:tiers=0-1,floor=0,lag=1",
+    "trtllm:tiers=1-3-4,min_predicted_gain=0,lag=1",
+    "trtllm:drain=0.7,floor=0,lag=1",
+    "trtllm:tiers=global,drain=3,drain_tail=9,drain_tokens=1.5,drain_least_ms=0.01,min_predicted_gain=0,lag=0",
+    "goodput:interval=1,weight=0.4,margin=0",
+    "goodput:interval=2,search=early-stop,prior=1",
+    "atom:lag=1",
+    "atom:full_on_change=false,lag=0,floor=1",
+    "atom:anchor=false,lag=1",
+    "atom:ragged=false,buckets=1/3,lag=1",
+    "atom:ragged=false,anchor=false,floor=1,lag=0",
 )
 
 
@@ -86,14 +111,14 @@ class VaryingCost(ConstantCost):
         return self.prefill * tokens
 
 
-def random_run(seed):
+def random_run(seed, policies=POLICIES):
     """Options of a cluster, all drawn."""
     rng = np.random.default_rng(seed)
 
     def pick(*choices):
         return choices[int(rng.integers(len(choices)))]
 
-    gamma = pick(1, 3, 4)
+    gamma = pick(*[gamma for gamma in (1, 3, 4) if any(fits(spec, gamma) for spec in policies)])
     colocated = bool(rng.integers(2))
     overlapped = bool(rng.integers(2))
     max_seqs = pick(1, 3, 8, 20)
@@ -142,7 +167,7 @@ def random_run(seed):
         ClosedLoop(users=7, scored=40, think_s=0.002, steady=False),
         ClosedLoop(users=9, scored=9, steady=False, stagger_s=0.05),
     )
-    policy = load_policy(pick(*[p for p in POLICIES if load_policy(p).traits.needs_gamma <= gamma]))
+    policy = load_policy(pick(*[spec for spec in policies if fits(spec, gamma)]))
     drafts = None
     if pick(True, True, True, False):
         bank = recorded_bank(4, texts=2, length=30, ragged=25, seed=seed, over=pick(0.0, 2.0))
@@ -162,6 +187,13 @@ def random_run(seed):
         "router_seed": seed,
         "slo_tpot_ms": 5.0,
     }
+
+
+def fits(spec, gamma):
+    """Whether a policy can be used with blocks of gamma drafts."""
+    policy = load_policy(spec)
+    most = kernel_of(policy).most_gamma
+    return policy.traits.needs_gamma <= gamma and (most is None or gamma <= most)
 
 
 def vars_of(config):
@@ -193,6 +225,13 @@ def assert_same(one, two):
 @pytest.mark.parametrize("seed", range(200))
 def test_random_clusters(seed):
     options = random_run(seed)
+    assert_same(outcome(run_cluster, options), outcome(run_compiled, options))
+
+
+@pytest.mark.parametrize("seed", range(200, 212))
+@pytest.mark.parametrize("spec", MANY_OPTIONS)
+def test_random_clusters_with_each_of_their_options(spec, seed):
+    options = random_run(seed, (spec,))
     assert_same(outcome(run_cluster, options), outcome(run_compiled, options))
 
 
@@ -313,6 +352,7 @@ def test_a_kernel_out_of_bounds_is_refused_as_its_policy_is(length):
         ("oracle", {"tokens": 1e9, "elapsed_ms": 1.0}),
         ("marginal", {"tokens": 1e9, "elapsed_ms": 1.0}),
         ("vllm-ascend:interval=9", {"steps": 5, "length": 2}),
+        ("goodput:interval=9,prior=0", {"alpha": 1.0, "length": 2, "steps": 5}),
     ],
 )
 def test_a_policy_that_served_before_goes_on_with_what_it_remembers(policy, memory):
@@ -362,6 +402,16 @@ def test_what_cannot_be_compiled_is_named():
     with pytest.raises(InputError, match="offers no kernel"):
         why_not(Wrong(1), None)
     assert outcome(run_compiled, plain(policy=Quiet(1))).startswith("InputError: field 'engine': this run cannot be")
+
+
+def test_blocks_that_a_policy_refuses_are_left_to_its_plan():
+    policy = load_policy("trtllm:tiers=1-2,drain=1")
+    bank = recorded_bank(3, texts=2, length=30, ragged=25)
+    assert why_not(policy, BankDrafts(bank, seed=1, gamma=2)) is None
+    assert "has no kernel for blocks of 3 drafts" in why_not(policy, BankDrafts(bank, seed=1, gamma=3))
+    options = plain(policy=policy)
+    assert "before the whole block of 3 drafts" in outcome(run_cluster, options)
+    assert outcome(partial(serve, "auto"), options) == outcome(run_cluster, options)
 
 
 def test_everything_runs_without_numba():

@@ -14,7 +14,7 @@ from standins import fixed_arrivals
 
 from dsim.cluster import run_cluster
 from dsim.cost import fit
-from dsim.drafts import Bank, BankDrafts, SyntheticSpec, read_bank, synthetic_bank, write_bank
+from dsim.drafts import Bank, BankDrafts, SyntheticSpec, load_bank, read_bank, synthetic_bank, write_bank
 from dsim.drafts.logs import bank_from_log, read_log
 from dsim.drafts.reliability import visited_rows
 from dsim.errors import InputError
@@ -271,7 +271,6 @@ SPEC = SyntheticSpec(
     length=500,
     strict=False,
 )
-TRACE = fixed_arrivals(np.arange(400.0), 8, 300)
 
 
 @pytest.fixture(scope="module")
@@ -280,12 +279,24 @@ def full():
 
 
 @pytest.fixture(scope="module")
+def recorded():
+    """The shipped bank of our DSpark drafter, its texts of 200 positions and more: a request reads one text."""
+    bank = load_bank("smollm2-dspark")
+    long = np.flatnonzero(bank.usable() >= 200)
+    rows = np.concatenate([np.arange(bank.bounds[t], bank.bounds[t + 1]) for t in long])
+    arrays = {name: getattr(bank, name)[rows] for name in ("confidence", "confidence_bytes", "alpha_bytes", "accepted")}
+    bounds = np.concatenate([[0], np.add.accumulate(np.diff(bank.bounds)[long])])
+    return Bank(header=bank.header, bounds=bounds, domain=bank.domain[long], **arrays)
+
+
+@pytest.fixture(scope="module")
 def cost():
     return fit(load_profile("b300x4-dsv4-flash-0731"))
 
 
-def run(cost, drafts, policy, seed, users, scored):
-    stream = RequestStream(TRACE, {"chat": 1.0, "code": 1.0}, order_seed=seed, domain_seed=seed)
+def run(cost, drafts, policy, seed, users, scored, tokens=300):
+    trace = fixed_arrivals(np.arange(400.0), 8, tokens)
+    stream = RequestStream(trace, dict.fromkeys(drafts.domains, 1.0), order_seed=seed, domain_seed=seed)
     records = run_cluster(
         replicas=1,
         config=ReplicaConfig(),
@@ -300,10 +311,10 @@ def run(cost, drafts, policy, seed, users, scored):
     return np.array([row["accepted_length"], row["throughput_tok_s"]])
 
 
-def logged(cost, full, policy, folder, users, scored):
+def logged(cost, full, policy, folder, users, scored, tokens=300):
     """A log that the full bank leaves behind under a policy, and the rows of the bank that its requests walked."""
     drafts = LoggedDrafts(BankDrafts(full, seed=7))
-    run(cost, drafts, policy, 7, users, scored)
+    run(cost, drafts, policy, 7, users, scored, tokens)
     requests = list(dict.fromkeys(item["request"] for item in drafts.lines))
     # Outputs end before texts do, so that a request has one text.
     return read_log(drafts.write(folder / "log.jsonl")), drafts.source._base[requests]
@@ -356,17 +367,19 @@ def test_a_run_says_that_its_drafts_are_of_visited_positions(tmp_path, cost, ful
     row = simulate(scenario, Point("a", 0, users=4)).row
     assert row["drafts_source"] == "visited:log:mine"
     assert row["paired"]
-    assert "Visited: an engine's log; where it did not go" in sources_note(scenario, pd.DataFrame([row]))
+    note = sources_note(scenario, pd.DataFrame([row]))
+    assert "Drafts: from an engine's log (log: mine); where it did not go, drafts nearby stand in." in note
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is simulated: loads, scored requests, seeds."""
+    """How much is simulated: loads, requests logged and scored, seeds."""
 
     users: int
     logged: int
     scored: int
     seeds: int
+    tokens: int = 300  # of an output, no more than the texts have
 
 
 def biases(cost, full, folder, size, loggers, policies):
@@ -377,12 +390,12 @@ def biases(cost, full, folder, size, loggers, policies):
 
     def mean(bank, policy):
         seeds = range(1, size.seeds + 1)
-        runs = [run(cost, BankDrafts(bank, seed=s), policy, s, size.users, size.scored) for s in seeds]
+        runs = [run(cost, BankDrafts(bank, seed=s), policy, s, size.users, size.scored, size.tokens) for s in seeds]
         return np.mean(runs, axis=0)
 
     found = {}
     for logger in loggers:
-        log, base = logged(cost, full, logger, folder, size.users, size.logged)
+        log, base = logged(cost, full, logger, folder, size.users, size.logged, size.tokens)
         bank, _ = bank_from_log(log)
         truth = same_texts(full, bank, log, base)
         for policy in policies:
@@ -417,3 +430,22 @@ def test_the_bias_of_replay_in_numbers(tmp_path, cost, full, record_property):
     for (logger, _), value in found.items():
         # fixed:k=2 never shows drafts 3 to 5: their confidences are taken at their word, which is 2 % ECE too high.
         assert np.abs(value).max() < (0.04 if logger == "fixed:k=2" else 0.025)
+
+
+RECORDED = ("fixed:k=7", "fixed:k=3", "fixed:k=1", "threshold:t=0.6,on=survival", ADAPTIVE)
+
+
+def test_the_bias_of_replay_on_a_recorded_bank_is_small(tmp_path, cost, recorded, record_property):
+    size = Size(users=16, logged=120, scored=120, seeds=1, tokens=190)
+    found = biases(cost, recorded, tmp_path, size, ("fixed:k=7", ADAPTIVE), ("fixed:k=7", "fixed:k=2", ADAPTIVE))
+    shown(found, record_property)
+    assert max(np.abs(value).max() for value in found.values()) < 0.035
+
+
+@pytest.mark.slow
+def test_the_bias_of_replay_on_a_recorded_bank_in_numbers(tmp_path, cost, recorded, record_property):
+    """The second table of docs/engine-files.md."""
+    size = Size(users=64, logged=1000, scored=600, seeds=3, tokens=190)
+    found = biases(cost, recorded, tmp_path, size, ("fixed:k=7", ADAPTIVE, "fixed:k=2"), RECORDED)
+    shown(found, record_property)
+    assert max(np.abs(value).max() for value in found.values()) < 0.025

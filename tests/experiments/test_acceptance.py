@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -136,6 +137,25 @@ def test_files_columns_and_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert lengths["tau"].between(lengths["low"], lengths["high"]).all()
     assert re.search(r"^DSpark, T = 1 +DFlash +tau .* no$", shown, re.MULTILINE)
     assert re.search(r"^DSpark, T = 0.6 +DFlash +tau .* yes$", shown, re.MULTILINE)
+
+
+def test_the_legend_has_ours_and_the_published_drafters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = {}
+    monkeypatch.setattr(acceptance, "save_figure", lambda fig, _out, stem: drawn.update({stem: fig}))
+    banks = saved(tmp_path, dspark=study_bank(0.8), mtp=study_bank(0.2, gamma=2, drafter="mtp 1 layers"))
+    assert run("--banks", ",".join(banks), "--out", str(tmp_path / "out"), "--resamples", "20") == 0
+    fig = drawn["accepted_length"]
+    (key,) = fig.legends
+    names = [text.get_text() for text in key.get_texts()]
+    assert set(names) == {"DSpark", "MTP", "DFlash", "Eagle3", "filled: recorded", "hollow: published"}
+    faces = {handle.get_label(): handle.get_markerfacecolor() for handle in key.legend_handles}
+    assert (faces["DFlash"], faces["DSpark"]) == ("white", "#D55E00")
+    # What is drawn for a drafter looks like its entry.
+    hollow = {line.get_marker() for line in fig.axes[1].lines if line.get_markerfacecolor() == "white"}
+    assert hollow == {"o", "s", "v"}
+    fig.draw_without_rendering()
+    boxes = [ax._left_title.get_window_extent() for ax in fig.axes]
+    assert all(a.x1 < b.x0 for a, b in pairwise(boxes))
 
 
 def test_a_bank_alone_and_other_domains_than_published(tmp_path: Path) -> None:

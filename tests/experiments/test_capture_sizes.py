@@ -39,6 +39,34 @@ def figure():
     """Draw it."""
 
 
+@pytest.mark.parametrize("arguments", ["--lengths 3 --loads 16:0.5,64:0.5 --graphs 4", "--lengths 5 --loads 1,16,128"])
+def test_what_the_points_are_can_be_read_where_they_lie_on_each_other(figure, tmp_path, monkeypatch, arguments):
+    drawn = []
+    monkeypatch.setattr(capture_sizes, "save_figure", lambda fig, *_rest: drawn.append(fig))
+    capture_sizes.main(["--out", str(tmp_path / "o"), *arguments.split()])
+    (fig,) = drawn
+    fig.canvas.draw()
+    left = fig.axes[0]
+    assert not left.texts
+    box = left.get_legend().get_window_extent()
+    labels = [text.get_text() for text in left.get_legend().get_texts()]
+    assert labels[0] == "best sets"
+    assert sorted(label.split(":")[0] for label in labels[1:]) == [
+        "best, as allowed",
+        "every 64th",
+        "powers of two",
+        "the profile's own",
+    ]
+    assert all(label.endswith("% lost") for label in labels[1:])
+    # No point, and no piece of the curve at a number of graphs, lies behind it.
+    for line in left.lines:
+        for x, y in left.transData.transform(np.column_stack(line.get_data())):
+            assert not (box.x0 <= x <= box.x1 and box.y0 <= y <= box.y1)
+    title = fig._suptitle
+    assert title.get_window_extent().x1 <= fig.bbox.x1
+    assert title.get_text().startswith(f"{NAME}: its own 83 graphs lose ")
+
+
 def table(folder):
     return pd.read_csv(folder / "capture_sizes.csv")
 

@@ -185,6 +185,18 @@ def test_same_bytes_whatever_the_workers(tmp_path):
         assert path.read_bytes() == (tmp_path / "2" / path.name).read_bytes(), path.name
 
 
+def test_the_figure_says_where_its_colors_end(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(choose_k, "save_figure", lambda fig, *_rest: drawn.append(fig))
+    choose_k.main(["--out", str(tmp_path / "o"), "--max-k", "1", "--loads", "2", "--adaptive", "none", *TINY])
+    (ax,) = drawn[0].axes
+    (image,) = ax.images
+    low, high = image.norm.vmin, image.norm.vmax
+    assert f"(colors end at {low:+g} and {high:+g})" in ax.get_title(loc="left")
+    assert low <= image.get_array().min()
+    assert image.get_array().max() <= high
+
+
 @pytest.mark.parametrize("source", ["recorded", "tilted"])
 def test_it_answers_from_banks(source, tmp_path, monkeypatch):
     write_shipped(tmp_path / "banks")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from dsim.errors import InputError
 from experiments._common import (
+    drafts_note,
     format_table,
     parse_override,
     parser,
@@ -175,21 +176,37 @@ def test_drafts_is_short_for_the_scenarios_source(source: str) -> None:
         scenario_of(args)
 
 
-def test_captions_say_what_tilted_drafts_are() -> None:
+def test_captions_say_in_words_where_numbers_come_from() -> None:
     scenario = scenario_of(parser("d").parse_args([]))
+    own = "recorded:dsim:dspark markov 2 layers"
     table = pd.DataFrame(
         {
-            "cost_source": ["measured:x", "measured:x"],
-            "drafts_source": ["none", "recorded:smollm2:dspark"],
-            "trace_source": ["recorded:y", "recorded:y"],
+            "drafter": ["none", "dspark"],
+            "cost_source": ["measured:b300x4-dsv4-flash-0731:staircase"] * 2,
+            "drafts_source": ["none", f"{own}:first-5-of-7"],
+            "trace_source": ["recorded:azure2023-conv"] * 2,
             "extrapolated": [False, False],
         }
     )
-    plain = sources_note(scenario, table)
-    table["drafts_source"] = ["none", "tilted:dsv4:recorded:smollm2:dspark"]
-    tilted = sources_note(scenario, table)
-    sentence = " Tilted: luck and confidences of the bank, moved to the named curve's level."
-    assert tilted == plain.replace("recorded:smollm2:dspark.", f"tilted:dsv4:recorded:smollm2:dspark.{sentence}")
+    assert sources_note(scenario, table) == (
+        "Step times: measured (DeepSeek-V4-Flash-0731 on 4x NVIDIA B300, tensor parallel 4, profile "
+        "b300x4-dsv4-flash-0731), priced at the next captured size. Drafts: recorded from this project's own small "
+        "drafters (DSpark, Markov head, 2 layers, blocks cut to 5 of 7) on texts of SmolLM2-135M-Instruct. Requests: "
+        "Azure LLM inference trace 2023, conversation (recorded); results are conditional on this trace. Prompts are "
+        "prefilled elsewhere at the profile's times, without a queue (assumed). No host overhead (assumed)."
+    )
+    plain = drafts_note(scenario, table)
+    table["drafts_source"] = ["none", f"tilted:dsv4:{own}:first-5-of-7"]
+    level = "DeepSeek-V4's published level (preset dsv4; math and chat derived from code)"
+    moved = f"; tilted: luck and confidences as recorded, their level moved to {level}."
+    assert drafts_note(scenario, table) == plain[:-1] + moved
+    # Of another bank than the scenario's nobody knows the target; a label of no known kind stands as it is.
+    table["drafts_source"] = ["none", "recorded:me:mine"]
+    table["cost_source"] = "measured:x:staircase"
+    assert "Step times: measured (profile x), fit staircase. " in sources_note(scenario, table)
+    assert drafts_note(scenario, table) == "Drafts: recorded from me (mine)."
+    table["cost_source"] = "what-if:fast:x:roofline"
+    assert sources_note(scenario, table).startswith("Step times what-if:fast:x:roofline. ")
 
 
 def test_staged_output_moves_all_files_at_the_end(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from dsim.errors import InputError
 from dsim.policy import load_policy
 from dsim.scenario import check_scenario
 from dsim.schema import load_scenario, parse_scenario
+from dsim.sweep import grid, run
 from experiments import headroom
 from experiments.headroom import FIXED, TODAY, WATERFALL, study_of, variants
 
@@ -271,6 +272,37 @@ def test_the_figure_shows_each_gain_between_its_ends(made_up, tmp_path, monkeypa
     assert [text.get_text() for text in fig.axes[0].texts] == [
         "k = 2: 100 tok/s/GPU", "+10.0 %", "+1.0 %", "+4.0 %", "+15.1 %",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("loads", [1, 2, 3, 5])
+def test_the_title_fits_whatever_the_number_of_loads(made_up, tmp_path, monkeypatch, loads):
+    runs, _, table = made_up
+    rungs = table[table["group"] == WATERFALL]
+    first = rungs[rungs["concurrency"] == rungs["concurrency"].iloc[0]]
+    drawn: list[Figure] = []
+    monkeypatch.setattr(headroom, "save_figure", lambda fig, *rest: drawn.append(fig))
+    headroom.draw(pd.concat([first.assign(concurrency=8 + n) for n in range(loads)]), runs, SCENARIO, tmp_path)
+    (fig,) = drawn
+    fig.canvas.draw()
+    title = fig._suptitle.get_window_extent()
+    assert title.x0 >= 0
+    assert title.x1 <= fig.bbox.x1
+    assert " ".join(fig._suptitle.get_text().split()) == headroom._TITLE
+
+
+@pytest.mark.slow
+def test_a_table_that_ends_before_the_cliff_is_worse_than_any_fixed_length():
+    """The bold numbers of docs/headroom.md, at fewer seeds: 1, 2, 4, 8, ... at 256 users, every 64th at 64."""
+    specs = (TODAY, "lab:lookup=next,probes=doubling", "lab:lookup=floor,probes=64")
+    arms = [{"name": spec, "policy": spec, "drafter": "dspark"} for spec in specs]
+    study = load_scenario("decode-node", {"arms": arms, "measure.seeds": 2})
+    runs = run(study, grid(study, users=[64, 256]), jobs=1, progress=False).table
+    means = runs.groupby(["arm", "concurrency"])[headroom.THROUGHPUT].mean()
+    change = {key: means[key] / means[TODAY, key[1]] - 1 for key in means.index}
+    assert change[specs[1], 256] < -0.25
+    assert change[specs[1], 64] == pytest.approx(-0.036, abs=0.01)
+    assert change[specs[2], 64] == pytest.approx(-0.095, abs=0.01)
+    assert change[specs[2], 256] == pytest.approx(-0.010, abs=0.01)
 
 
 # -- the script ------------------------------------------------------------------------------------------

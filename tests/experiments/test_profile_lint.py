@@ -52,6 +52,24 @@ def test_the_default_profile(figure, tmp_path, capsys):
     assert set(found["extrapolated"]) == {False}
 
 
+@pytest.mark.parametrize("name", ["b300x4-dsv4-flash-0731", SMALL, "h200-qwen3-14b-partial"])
+def test_findings_are_named_in_words_within_the_panel(figure, name, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(profile_lint, "save_figure", lambda fig, *_args: drawn.append(fig))
+    run(name, "--draws", "10", "--fail-on", "never", "--out", str(tmp_path))
+    (fig,) = drawn
+    fig.draw_without_rendering()
+    left, right = fig.axes
+    words = [text for text in left.texts if ": " in text.get_text()]
+    found = pd.read_csv(tmp_path / "findings.csv")
+    placed = found[found["tokens_low"].notna()]
+    assert [text.get_text().partition(":")[0] for text in words] == placed["check"].tolist()
+    renderer = fig.canvas.get_renderer()
+    assert all(text.get_window_extent(renderer).x1 <= left.get_window_extent().x1 + 1 for text in words)
+    # The words have not pressed the panel together.
+    assert left.get_window_extent().width > 0.9 * right.get_window_extent().width
+
+
 def test_same_bytes_twice(figure, tmp_path):
     for name in ("a", "b"):
         run(SMALL, *CURVE, "--out", str(tmp_path / name))

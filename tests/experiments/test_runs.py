@@ -32,7 +32,7 @@ TINY = ["--set", "load.users=[2, 6]", *SHORT]
 PARETO_COLUMNS = (
     "arm,policy,drafter,gamma,concurrency,rate_scale,seed,tps_per_user,throughput_tok_s,throughput_tok_s_gpu,"
     "tpot_p50_ms,tpot_p99_ms,ttft_p50_ms,ttft_p99_ms,accepted_length,verification_budget,acceptance_rate,"
-    "wasted_tokens_per_step,steps,sim_seconds,cost_source,drafts_source,extrapolated,n_scored"
+    "wasted_tokens_per_step,steps,sim_seconds,cost_source,drafts_source,trace_source,extrapolated,n_scored"
 )
 
 
@@ -154,6 +154,46 @@ def test_every_experiment_takes_a_source_of_drafts(shipped, source, tmp_path):
     )
     ab.main(["--drafts", source, "--a", "mtp1", "--b", "dspark", "--users", "4", *SHORT])
     assert pd.read_csv(tmp_path / "results/ab/ab_runs.csv")["drafts_source"].str.startswith(label).all()
+
+
+def test_two_fronts_side_by_side(shipped, tmp_path, capsys):
+    """The second one's rows are those of its own study; the figure is drawn on one scale."""
+    pareto.main(["--beside", "recorded", "--arms", "mtp1,dspark", *TINY])
+    out = tmp_path / "results" / "pareto-beside-recorded"
+    names = [f"pareto{end}" for end in (".csv", ".png", ".svg", "_beside.csv", "_beside.png", "_beside.svg")]
+    assert sorted(file.name for file in out.iterdir()) == sorted([*names, "scenario.toml", "scenario_beside.toml"])
+    shown = capsys.readouterr().out
+    assert shown.index("drafts: tilted") < shown.index("drafts: recorded")
+    assert load_scenario(out / "scenario_beside.toml").drafts.source == "recorded"
+    pareto.main(["--drafts", "recorded", "--arms", "mtp1,dspark", *TINY])
+    alone = tmp_path / "results" / "pareto-recorded"
+    assert (out / "pareto_beside.csv").read_bytes() == (alone / "pareto.csv").read_bytes()
+    pareto.main(["--beside", "recorded", "--arms", "mtp1,dspark", "--out", str(tmp_path / "again"), *TINY])
+    for name in names:
+        assert (out / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
+
+
+def test_side_by_side_in_open_loop(shipped, tmp_path):
+    args = ["--open-loop", "--beside", "synthetic", "--set", "load.rate_scales=[4.0]", "--set", "load.requests=120"]
+    pareto.main([*args, "--arms", "mtp1,dspark", *SHORT])
+    out = tmp_path / "results" / "pareto-open-loop-beside-synthetic"
+    assert pd.read_csv(out / "pareto_beside.csv")["drafts_source"].str.startswith("synthetic:").all()
+    assert len(pd.read_csv(out / "pareto_windows_beside.csv"))
+    assert (out / "pareto_beside.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--beside", "tilted"], "'--beside': got 'tilted beside tilted'"),
+        (["--beside", "recorded", "--set", 'drafts.source="recorded"'], "got 'recorded beside recorded'"),
+        (["--beside", "recorded", "--drafts", "live"], "got 'recorded beside live'"),
+    ],
+)
+def test_beside_wants_another_source(given, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        pareto.main([*given, "--out", str(tmp_path / "out"), *TINY])
+    assert not (tmp_path / "out").exists()
 
 
 SURE = ["--set", 'drafters.sure={like="dspark", confidence="perfect"}']

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from dsim.errors import InputError
-from experiments import validate
+from experiments import _validate_b300, validate
+from experiments._b300_flash import SHOWN
 from experiments._common import run_main
 from experiments._validate import (
     anchor,
@@ -22,6 +23,7 @@ from experiments._validate import (
     predictions,
     readable_summary,
 )
+from experiments._validate_b300 import largest_changes
 
 ROOT = Path(__file__).parents[2]
 
@@ -125,6 +127,37 @@ def test_texts():
 def test_the_figure_is_drawn_from_the_table_alone(tmp_path):
     draw_errors(three(), tmp_path, "errors", title="t", note="n")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["errors.png", "errors.svg"]
+
+
+def test_the_largest_changes_are_those_that_move_any_number_most():
+    others = {f"{name}_{users}": 100.0 for name, users in SHOWN}
+    rows = [
+        {"variant": "full", "k1_worst_error": 0.10, **others},
+        {"variant": "little", "k1_worst_error": 0.11, **others},
+        {"variant": "an-arm", "k1_worst_error": 0.10, **others, "k7_128": 60.0},
+        {"variant": "nothing", "k1_worst_error": 0.10, **others},
+        {"variant": "errors", "k1_worst_error": 0.35, **others},
+    ]
+    found = largest_changes(pd.DataFrame(rows), 3)
+    assert found["variant"].tolist() == ["an-arm", "errors", "little"]
+
+
+def test_the_mechanisms_that_matter_most_are_drawn_and_values_beyond_the_axis_are_written(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(_validate_b300, "save_figure", lambda fig, _folder, stem: drawn.update({stem: fig}))
+    tables = dict(validate.shipped()["vllm-b300-flash"][1])
+    _validate_b300.draw_case(tables, tmp_path, "x")
+    left, right = drawn["x-mechanisms"].axes
+    assert len(left.get_yticks()) == _validate_b300.SHOWN_CHANGES < len(tables["ablation"]) - 1
+    assert not left.texts
+    assert not right.texts  # all marks are inside
+    table = tables["ablation"].copy()
+    table.loc[table["variant"] == "no-host", ["k1_worst_error", "k7_128"]] *= [5.0, 4.0]
+    _validate_b300.draw_case(tables | {"ablation": table}, tmp_path, "x")
+    left, right = drawn["x-mechanisms"].axes
+    assert [text.get_text() for text in left.texts] == ["+223 %"]
+    assert len(right.texts) == 1
+    assert max(bar.get_width() for bar in left.patches) == left.get_xlim()[1] == 100
 
 
 # -- what is shipped -------------------------------------------------------------------------------------

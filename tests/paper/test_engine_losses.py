@@ -3,8 +3,9 @@
 The independent figures: with calibrated confidences a literal early stop on captured-size prices, at a batch that is a
 captured size, admits nothing and loses 30 to 70 % against the best budget; the early stop on a linear table loses
 10 to 60 %; the global maximum on captured-size prices with a running maximum loses 0 to 5 %. Ours (docs/headroom.md):
-blocks of five, acceptance of preset ``dsv4`` (three domains alike), the draft's time in every step's price but in the
-planner's own only where it says so, the step priced at the next captured size with a running maximum.
+blocks of five with the acceptance of preset ``dsv4`` and of seven with that of ``qwen3-4b`` (three domains alike), the
+draft's time in every step's price but in the planner's own only where it says so, the step priced at the next captured
+size with a running maximum.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ EARLY, EARLY_DRAFT, LINE, LINE_DOUBLING, GLOBAL, GLOBAL_DRAFT = (
 def table():
     found = loss_table(load_scenario("decode-node", {"drafts.source": "synthetic"}), "dspark", batches=25)
     return found.set_index(["planner", "requests"])
+
+
+@pytest.fixture(scope="module")
+def seven():
+    settings = {"drafts.source": "synthetic", "drafts.preset": "qwen3-4b", "drafts.gamma": 7}
+    return loss_table(load_scenario("decode-node", settings), "dspark", batches=12).set_index(["planner", "requests"])
 
 
 def on_sizes(table, planner):
@@ -76,3 +83,23 @@ def test_the_global_maximum_loses_what_the_confidences_do_not_know(table):
     assert (table.loc[GLOBAL, "loss_if_exact"] < 0.01).all()
     assert (table.loc[GLOBAL_DRAFT, "loss_if_exact"] < 1e-9).all()
     assert (table.loc[GLOBAL_DRAFT, "loss"] > 0.01).all()
+
+
+def test_blocks_of_seven_lose_more_to_the_early_stop_and_less_to_the_global_search(seven):
+    rows = on_sizes(seven, EARLY)
+    assert (rows["admitted"].loc[16:] == 0).all()
+    assert rows["loss"].loc[8] == pytest.approx(0.463, abs=0.03)
+    assert rows["loss"].loc[16:].between(0.55, 0.68).all()
+    assert seven.loc[GLOBAL, "loss"].between(0.0, 0.05).all()
+    assert (seven.loc[GLOBAL, "loss_if_exact"] < 0.01).all()
+
+
+def test_on_a_line_blocks_of_seven_lose_all_that_drafts_give_at_large_batches(seven):
+    line, coarse = seven.loc[LINE], seven.loc[LINE_DOUBLING]
+    assert (line["loss"].loc[[8, 12, 16, 20, 32, 36]] < 0.18).all()
+    assert line["loss"].loc[[64, 100, 128, 150, 250, 256]].between(0.30, 0.70).all()
+    assert line["admitted"].loc[[150, 250, 256]].max() < 0.05
+    # The coarse line is nearly harmless, but for the end of the captured sizes, which it does not see.
+    assert (coarse["loss"].drop(index=250) < 0.12).all()
+    assert coarse["loss"].loc[250] == pytest.approx(0.733, abs=0.03)
+    assert coarse["admitted"].loc[250] * 250 + 250 > 1024

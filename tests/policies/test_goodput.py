@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from both_forms import planned
 
 from dsim.errors import InputError
+from dsim.kernel.cache import kernel_observe, kernel_of, kernel_plan
 from dsim.policy import Traits, load_policy, make_view
 from policies.goodput import Goodput
 
@@ -18,7 +20,7 @@ def view(verify_ms=LINEAR, requests=1, gamma=3, **kwargs):
 
 
 def plan(policy, *args, **kwargs):
-    return policy.plan(view(*args, **kwargs)).tolist()
+    return planned(policy, view(*args, **kwargs))
 
 
 def policy_of(alpha, **params):
@@ -52,8 +54,8 @@ def test_a_step_without_verified_drafts_says_nothing():
 
 def test_confidences_are_not_read():
     for confidence in (0.0, 1.0, np.nan):
-        found = policy_of(0.75).plan(make_view(np.full((1, 3), confidence), LINEAR))
-        assert found.tolist() == [3]
+        found = planned(policy_of(0.75), make_view(np.full((1, 3), confidence), LINEAR))
+        assert found == [3]
 
 
 # -- the choice --------------------------------------------------------------------------------------------
@@ -94,8 +96,9 @@ def test_the_search_crosses_a_stair_unless_it_stops_early():
     assert plan(policy_of(0.75), stair) == [3]
     assert plan(policy_of(0.75, search="early-stop"), stair) == [0]
     assert plan(policy_of(0.75, search="early-stop")) == [3]
-    # A tie is no rise.
-    assert plan(policy_of(0.5, search="early-stop")) == [1]
+    # A tie is no rise: 0.1, 0.125, 0.125, and 1.875 tokens in 14.5 ms are 0.129.
+    assert plan(policy_of(0.5), [0, 10, 12, 14, 14.5]) == [3]
+    assert plan(policy_of(0.5, search="early-stop"), [0, 10, 12, 14, 14.5]) == [1]
 
 
 def test_the_price_is_the_whole_steps():
@@ -103,7 +106,7 @@ def test_the_price_is_the_whole_steps():
     assert plan(policy_of(0.5), draft_ms=20.0) == [3]
     # Where the host needs 20 ms anyway, drafts are free up to there.
     hidden = view()._replace(host_hidden_ms=16.0)
-    assert policy_of(0.5).plan(hidden).tolist() == [3]
+    assert planned(policy_of(0.5), hidden) == [3]
 
 
 def test_prefill_chunks_move_along_the_prices():
@@ -182,3 +185,28 @@ def test_spec_and_traits():
 def test_parameters_outside_their_range(params, expected):
     with pytest.raises(InputError, match=expected):
         Goodput(**params)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["goodput:interval=1,margin=0", "goodput:interval=3,prior=1", "goodput:interval=1,search=early-stop,weight=1"],
+)
+def test_the_compiled_form_answers_as_plan_does_and_learns_the_same(spec):
+    pytest.importorskip("numba")
+    policy = load_policy(spec)
+    kernel, rng = kernel_of(policy), np.random.default_rng(5)
+    state, seen = np.array(kernel.state, dtype=np.float64), set()
+    for trial in range(400):
+        requests, gamma = int(rng.choice((1, 3, 30))), int(rng.choice((1, 5)))
+        verify_ms = 8.0 + np.append(0.0, np.cumsum(rng.choice((0.0, 0.1, 1.0), requests * (1 + gamma) + 2)))
+        caps = rng.integers(0, gamma + 1, requests) if trial % 3 == 0 else None
+        drawn = view(verify_ms, requests, gamma, caps=caps, prefill_tokens=int(rng.choice((0, 2))), draft_ms=0.5)
+        drawn = drawn._replace(host_hidden_ms=float(rng.choice((0.0, 9.0))), host_exposed_ms=0.25)
+        verified = policy.plan(drawn)
+        assert kernel_plan(kernel, drawn, state).tolist() == verified.tolist()
+        accepted = rng.binomial(verified, rng.choice((0.2, 0.9)))
+        policy.observe(verified, accepted)
+        kernel_observe(kernel, verified, accepted, state)
+        assert state.tolist() == [policy.alpha, policy.length, policy.steps]
+        seen.add(policy.length)
+    assert len(seen) >= 3

@@ -6,11 +6,13 @@ import json
 
 import numpy as np
 import pytest
+from both_forms import planned
 
 from dsim import check_policy
 from dsim.engines.checks import digest
 from dsim.errors import InputError
-from dsim.policy import Traits, make_view
+from dsim.kernel.cache import kernel_of
+from dsim.policy import Traits, load_policy, make_view
 from policies.trtllm import Trtllm, _profiled
 
 R = 8
@@ -32,7 +34,7 @@ def line(*milliseconds):
 def plan(policy, old, prices, now=None, **kwargs):
     """The answer with `old` two steps old; what came since is of no use."""
     since = np.zeros_like(old)
-    return policy.plan(make_view(since if now is None else now, prices, history=(since, old), **kwargs)).tolist()
+    return planned(policy, make_view(since if now is None else now, prices, history=(since, old), **kwargs))
 
 
 def test_everyone_gets_the_floor_at_any_price():
@@ -120,8 +122,8 @@ def test_before_the_first_confidences_have_landed_everything_is_verified():
     old, prices = same(0.0, 0.0, 0.0), line(10.0, 20.0, 30.0)
     view = make_view(old, prices, history=(old, old))
     for step, length in ((0, 3), (1, 3), (2, 1), (3, 1)):
-        assert Trtllm().plan(view._replace(step=step)).tolist() == [length] * R
-        assert Trtllm(lag=1).plan(view._replace(step=step)).tolist() == [3 if step == 0 else 1] * R
+        assert planned(Trtllm(), view._replace(step=step)) == [length] * R
+        assert planned(Trtllm(lag=1), view._replace(step=step)) == [3 if step == 0 else 1] * R
 
 
 def test_the_table_is_linear_between_its_sizes():
@@ -151,22 +153,22 @@ def test_old_confidences_decide_which_drafts_too():
     assert plan(Trtllm(), MIXED, line(10.0, 14.0, 18.0), now=now) == [3] * 4 + [1] * 4
     since = np.ones((R, 3))
     view = make_view(now, line(10.0, 14.0, 18.0), history=(MIXED, since))
-    assert Trtllm(lag=1).plan(view).tolist() == [3] * 4 + [1] * 4
-    assert Trtllm(lag=2).plan(view).tolist() == [3] * R
+    assert planned(Trtllm(lag=1), view) == [3] * 4 + [1] * 4
+    assert planned(Trtllm(lag=2), view) == [3] * R
 
 
 def test_equal_drafts_are_granted_by_position():
     # New requests are certain. Up to 16 tokens it costs the same, so eight drafts: one each, not two of the first four.
     policy = Trtllm(floor=0, tiers="global")
     view = make_view(same(0.1, 0.1), line(10.0, 100.0), depth=2, step=2)
-    assert policy.plan(view).tolist() == [1] * R
+    assert planned(policy, view) == [1] * R
     # Nine: the first position of all, then the second one of the first request.
     prices = np.append(line(10.0, 100.0)[:17], np.full(8, 100.0))
     certain = np.ones((R, 2))
-    assert policy.plan(make_view(certain, prices, history=(certain, certain))).tolist() == [1] * R
+    assert planned(policy, make_view(certain, prices, history=(certain, certain))) == [1] * R
     five = Trtllm(floor=0, tiers="global", min_predicted_gain=0.0)
     capped = make_view(certain, prices, history=(certain, certain), caps=[2, 2, 2, 2, 2, 0, 0, 0])
-    assert five.plan(capped).tolist() == [2, 2, 2, 1, 1, 0, 0, 0]
+    assert planned(five, capped) == [2, 2, 2, 1, 1, 0, 0, 0]
 
 
 def test_drain_guard_charges_the_steps_that_fewer_tokens_now_cost_later():
@@ -202,6 +204,16 @@ def test_drain_guard_prefers_the_largest_value_to_the_best_ratio():
     # The guard chooses among what gains at least the minimum only: 16/10 is 33 % better than 24/20, 20/11 52 %.
     policy = Trtllm(drain=1.0, drain_tail=8, drain_tokens=20.0, min_predicted_gain=0.4)
     assert plan(policy, old, prices) == [2] * R
+
+
+def test_drain_guard_and_equal_ratios():
+    old = same(1.0, 0.5, 0.5)
+    # 16/10 = 20/12.5, and 10 - 1 * 8 * 20/4/8 = 7.5 - 1 * 4 * 20/4/8 = 5 ms: of equal ratios the most drafts.
+    assert plan(Trtllm(drain=1.0, drain_tail=8), old, line(10.0, 12.5, 20.0)) == [2] * R
+    # 16/10 = 24/15: to be worth 5 - 8 * 15/20/8 ms is not enough, also where no gain is asked for.
+    guard = {"drain": 1.0, "drain_tail": 8, "drain_tokens": 20.0, "min_predicted_gain": 0.0}
+    assert plan(Trtllm(**guard), old, line(10.0, 20.0, 15.0)) == [3] * R
+    assert plan(Trtllm(**guard), old, line(10.0, 20.0, 15.1)) == [1] * R
 
 
 def test_prompt_chunks_are_not_in_the_price():
@@ -364,3 +376,62 @@ def test_traits_follow_the_parameters():
     assert Trtllm(lag=0, floor=2, min_predicted_gain=0.0).traits == Traits(
         floor=2, coarse_prices=True, lossless=False, needs_gamma=2
     )
+
+
+# -- the compiled form -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "trtllm",
+        "trtllm:lag=0,floor=2",
+        "trtllm:floor=0,min_predicted_gain=0.2",
+        "trtllm:tiers=1-2",
+        "trtllm:tiers=0-1-5,floor=0,min_predicted_gain=0",
+        "trtllm:tiers=global,min_predicted_gain=0",
+        "trtllm:drain=0.5,floor=0",
+        "trtllm:tiers=1-3-5,drain=2,drain_tail=3,drain_tokens=1.5,min_predicted_gain=0",
+        "trtllm:tiers=global,floor=0,drain=0.8,drain_least_ms=0.5",
+    ],
+)
+def test_the_compiled_form_answers_as_plan_does(spec):
+    pytest.importorskip("numba")
+    policy = load_policy(spec)
+    kernel, rng = kernel_of(policy), np.random.default_rng(3)
+    lengths = [n for n in (1, 2, 5) if policy.traits.needs_gamma <= n <= (kernel.most_gamma or 5)]
+    answers = {"floor": 0, "between": 0, "everything": 0}
+    for trial in range(400):
+        requests, gamma = int(rng.choice((1, 8, 16, 60))), int(rng.choice(lengths))
+        shape = (1 + policy.traits.confidence_age, requests, gamma)
+        # Many equal survivals, or none.
+        blocks = rng.choice((0.0, 0.5, 0.75, 1.0, 1.0, np.nan), shape) if trial % 2 else rng.uniform(0.2, 1.0, shape)
+        last = requests * (1 + gamma) + 5
+        steps = rng.choice((0.0, 0.02, 0.5, 5.0)) * rng.choice((0.0, 1.0, 1.0, 3.0), last)
+        view = make_view(
+            blocks[0],
+            8.0 + np.append(0.0, np.cumsum(steps)),
+            history=tuple(blocks[1:]),
+            caps=rng.integers(0, gamma + 1, requests) if trial % 3 == 0 else None,
+            draft_ms=float(rng.choice((0.0, 0.7))),
+            prefill_tokens=int(rng.choice((0, 5))),
+            step=int(rng.integers(0, 9)),
+        )
+        total, least = sum(planned(policy, view)), np.minimum(view.caps, policy.floor).sum()
+        if least < view.caps.sum():
+            answers["floor" if total == least else "everything" if total == view.caps.sum() else "between"] += 1
+    assert min(answers.values()) >= 10, answers
+
+
+def test_a_guard_on_a_ladder_that_ends_before_the_block_has_no_compiled_form():
+    pytest.importorskip("numba")
+    # That `plan` refuses such a block is for it to say.
+    assert kernel_of(Trtllm(tiers="1-2", min_predicted_gain=0.02)).most_gamma == 2
+    assert kernel_of(Trtllm(tiers="1-2", drain=1.0)).most_gamma == 2
+    assert kernel_of(Trtllm(tiers="1-2")).most_gamma is None
+    assert kernel_of(Trtllm(drain=1.0)).most_gamma is None
+
+
+def test_a_table_from_a_file_has_no_compiled_form(tmp_path):
+    pytest.importorskip("numba")
+    assert kernel_of(Trtllm(table=v1(tmp_path))) is None
