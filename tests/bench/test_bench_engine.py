@@ -301,12 +301,13 @@ def go_on(made):
 @pytest.mark.parametrize("source", ["synthetic", "recorded"])
 @pytest.mark.benchmark(group="fleet: replicas of 256 requests, least-tokens router, by bank")
 def test_fleet(benchmark, source, monkeypatch):
-    """A step in a fleet of 64 replicas costs at most 1.3 times what it does in one of 8.
+    """A step in a fleet of 64 replicas costs at most 1.25 times what it does in one of 8.
 
     Marginal costs: the same runs, looked at after every 8,192 steps, so that each figure is the difference between
     two lengths of one run. The three fleets take turns. What is left of the ratio is the memory: a step of 256
-    requests touches some 30 KB of its replica and as many lines of the bank, which 8 replicas find in a cache of
-    their own and 64 do not.
+    requests touches some 30 KB of its replica and as many lines of the bank as it has requests, which 8 replicas find
+    in a near cache and 64 do not. Six tries gave 1.09 to 1.17 with the synthetic bank (13 MB) and 1.02 to 1.19 with
+    the recorded one (2 MB), on free cores and busy ones; a layout that scatters what a step reads gave 1.14 to 1.6.
     """
     monkeypatch.setattr(compiled, "_FIRST_LOG", 8192)
     monkeypatch.setattr(compiled, "_LARGEST_LOG", 8192)
@@ -322,7 +323,7 @@ def test_fleet(benchmark, source, monkeypatch):
     one, eight, many = times
     benchmark.extra_info |= {"us_by_replicas": " / ".join(f"{median(times):.3g}" for times in (one, eight, many))}
     benchmark.extra_info |= {"64_to_8": median(many / eight), "8_to_1": median(eight / one)}
-    assert median(many / eight) <= 1.3
+    assert median(many / eight) <= 1.25
 
 
 #: What `test_sweep` has measured, seconds by (seeds, jobs).
