@@ -421,8 +421,9 @@ def _kernel(subject: _Subject) -> None:
     if max(kernel.ages) > subject.traits.confidence_age:
         raise _Broken(f"the kernel reads ages {kernel.ages}, the traits say {subject.traits.confidence_age}")
     twin: Any = copy.deepcopy(subject.policy)
-    state = np.array(kernel.state, dtype=np.float64)
-    for requests in (1, 2, 3, 12, 40, 256):
+    batches = (1, 2, 3, 12, 40, 256)
+    state = kernel.memory(max(batches))
+    for requests in batches:
         last = requests * (1 + subject.gamma)
         stairs = _prices(last, SLOPES[1])
         stairs[last // 2 + 1 :] += 2.0

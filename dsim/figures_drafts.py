@@ -23,6 +23,7 @@ from matplotlib.ticker import MaxNLocator
 from dsim.errors import InputError
 from dsim.plotstyle import GRID, INK, SOFT, agg_renderer, arm_styles, panel_title, style
 from dsim.published import published
+from dsim.wording import DRAFTER_NAMES
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -39,13 +40,14 @@ class DrafterStyle:
         self.label, self.color, self.marker = label, color, marker
 
 
-_DRAFTERS = {
-    "dspark": DrafterStyle("DSpark", "#D55E00", "o"),
-    "dspark-rnn": DrafterStyle("DSpark-RNN", "#CC79A7", "D"),
-    "dflash": DrafterStyle("DFlash", "#0072B2", "s"),
-    "eagle3": DrafterStyle("Eagle3", "#009E73", "v"),
-    "mtp": DrafterStyle("MTP", "#56B4E9", "^"),
+_LOOKS = {
+    "dspark": ("#D55E00", "o"),
+    "dspark-rnn": ("#CC79A7", "D"),
+    "dflash": ("#0072B2", "s"),
+    "eagle3": ("#009E73", "v"),
+    "mtp": ("#56B4E9", "^"),
 }
+_DRAFTERS = {key: DrafterStyle(name, *_LOOKS[key]) for key, name in DRAFTER_NAMES.items()}
 #: Drafters in the order of figures.
 DRAFTERS = tuple(_DRAFTERS)
 #: Names in the published tables.

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import shutil
+import stat
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -114,10 +115,13 @@ class Store:
             A file that is damaged, or that belongs to something else; what is no file.
         """
         path = self.path(key)
-        if not path.is_file():
-            if path.exists():  # a pipe would be waited for
-                raise InputError("is no file", file=path)
+        try:
+            # One look: between two, another process may put the file there.
+            mode = path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        if not stat.S_ISREG(mode):  # a pipe would be waited for
+            raise InputError("is no file", file=path)
         kept = need_object(load_json(path, "a result"), path)
         if set(kept) != {"format", "version", "key", "row", "extract", "sha256"}:
             raise InputError("is no result", file=path, value=", ".join(kept))

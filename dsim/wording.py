@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+#: What the drafters are called, by their keys in scenarios, in the order of figures.
+DRAFTER_NAMES = {
+    "dspark": "DSpark",
+    "dspark-rnn": "DSpark-RNN",
+    "dflash": "DFlash",
+    "eagle3": "Eagle3",
+    "mtp": "MTP",
+}
+
 
 def counted(count: int, noun: str) -> str:
     """A number of things.

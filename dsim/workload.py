@@ -175,14 +175,13 @@ class RequestStream:
             raise InputError(field="domains", value=dict(domain_weights), expected="weights >= 0 with a sum > 0")
         self._edges = np.cumsum(weights / weights.max() / (weights / weights.max()).sum())[:-1]
         self._domain_seed = domain_seed
-        self._prompt: list[int] = trace.prompt_tokens[index].tolist()
-        self._output: list[int] = trace.output_tokens[index].tolist()
+        self._prompt, self._output = trace.prompt_tokens[index], trace.output_tokens[index]
         self._domain: list[int] = []
         self._rows = rows
         # Arrivals keep their gaps when the start is moved; the wrap-around gap is the mean one.
         gaps = np.diff(trace.arrival_s, append=trace.arrival_s[-1] + _mean_gap(trace.arrival_s))
         start = np.concatenate([[0.0], np.cumsum(gaps[index])[:-1]]) if order == "trace" else trace.arrival_s
-        self._arrival_ns: list[int] = np.rint(start * 1e9).astype(np.int64).tolist()
+        self._arrival_ns = np.rint(start * 1e9).astype(np.int64)
 
     def __len__(self) -> int:
         return self._rows
@@ -190,7 +189,7 @@ class RequestStream:
     def lengths(self, i: int) -> tuple[int, int]:
         """Prompt and output tokens of request i."""
         row = i % self._rows
-        return self._prompt[row], self._output[row]
+        return int(self._prompt[row]), int(self._output[row])
 
     def domain(self, i: int) -> int:
         """Index of the domain of request i."""
@@ -202,7 +201,7 @@ class RequestStream:
 
     def arrival_ns(self, i: int) -> int:
         """When request i arrives in an open loop, from the first one's arrival."""
-        return self._arrival_ns[i]
+        return int(self._arrival_ns[i])
 
     def block(self, start: int, stop: int, *, due: bool) -> RequestBlock:
         """Requests ``start`` to ``stop`` - 1 in one go."""
@@ -210,10 +209,10 @@ class RequestStream:
         if stop > start:
             self.domain(stop - 1)  # drawn up to there
         return RequestBlock(
-            np.asarray(self._prompt, dtype=np.int64)[rows],
-            np.asarray(self._output, dtype=np.int64)[rows],
+            self._prompt[rows],
+            self._output[rows],
             np.asarray(self._domain[start:stop], dtype=np.int64),
-            np.asarray(self._arrival_ns[start:stop] if due else [], dtype=np.int64),
+            self._arrival_ns[start:stop] if due else np.zeros(0, dtype=np.int64),
         )
 
 

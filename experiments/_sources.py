@@ -7,18 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dsim.profile import Profile
+from dsim.wording import DRAFTER_NAMES, counted
 
 _PRESETS = {
     "dsv4": "DeepSeek-V4's published level",
     "dsv4-flash-0731": "DeepSeek-V4-Flash-0731's published level",
     "qwen3-4b": "Qwen3-4B's published level",
-}
-_DRAFTERS = {
-    "dspark": "DSpark",
-    "dspark-rnn": "DSpark-RNN",
-    "dflash": "DFlash",
-    "eagle3": "Eagle3",
-    "mtp": "MTP",
 }
 _HEADS = {"markov": "Markov head", "gated": "gated head", "rnn": "RNN head"}
 _TRACES = {
@@ -83,7 +77,7 @@ drafter's pass (assumed)."
         if found := _PRICED.search(label):
             priced.setdefault((found[2], found[3]), []).append((int(found[1]), whose))
     for (scale, note), own in priced.items():
-        names = ", ".join(dict.fromkeys(_DRAFTERS.get(whose, whose) for _, whose in own))
+        names = ", ".join(dict.fromkeys(DRAFTER_NAMES.get(whose, whose) for _, whose in own))
         passes = _either(sorted({count for count, _ in own}))
         said += f"; {names} drafts at {passes} x {scale} of the profiled drafter's pass ({note})"
     return f"{said}."
@@ -155,10 +149,12 @@ def drafter_words(text: str) -> str:
     """
     name, _, rest = text.partition(":")  # a live one says its device behind the name
     found = re.fullmatch(r"([a-z0-9-]+)(?: (markov|gated|rnn))? (\d+) layers", text)
-    if not found or found[1] not in _DRAFTERS:
-        return f"{_DRAFTERS[name]}{', '.join(['', *filter(None, rest.split(':'))])}" if name in _DRAFTERS else text
-    layers = f"{found[3]} layer{'' if found[3] == '1' else 's'}"
-    return ", ".join(part for part in (_DRAFTERS[found[1]], _HEADS.get(found[2] or ""), layers) if part)
+    if not found or found[1] not in DRAFTER_NAMES:
+        return (
+            f"{DRAFTER_NAMES[name]}{', '.join(['', *filter(None, rest.split(':'))])}" if name in DRAFTER_NAMES else text
+        )
+    layers = counted(int(found[3]), "layer")
+    return ", ".join(part for part in (DRAFTER_NAMES[found[1]], _HEADS.get(found[2] or ""), layers) if part)
 
 
 @dataclass(frozen=True)

@@ -276,9 +276,8 @@ def _spread(counts, known, caps, age, lag, lengths):
             place -= 1
 
 
-#: `policies.atom`: where its query lengths begin in the parameters and the outcomes of a step in the state, and how
-#: many of these (7 bits each) are in one number.
-_QUERIES, _OUTCOMES, _PACKED = 5, 2, 7
+#: `policies.atom`: where its query lengths begin in the parameters, and the outcomes of a step in the state.
+_QUERIES, _OUTCOMES = 5, 2
 
 
 @njit(cache=True)
@@ -297,7 +296,7 @@ def atom(counts, times, confidence, verify_ms, prices, captured, age, caps, acce
     """`policies.atom.Atom` with the captured table; prices are steps a second.
 
     params: lag, ragged, full on change, anchor, floor, query lengths. state: requests of the step before (-1: a prompt
-    was in it), the most that one had accepted (-1: not told), and the counts themselves.
+    was in it), the most that one had accepted (-1: not told), and what each had.
     """
     requests, gamma, lag = counts[k.REQUESTS], counts[k.BLOCK], np.int64(params[0])
     ragged, floor, prompts = params[1] > 0, np.int64(params[4]), counts[k.BASE] > requests
@@ -332,8 +331,7 @@ def atom(counts, times, confidence, verify_ms, prices, captured, age, caps, acce
         for r in range(requests):
             length = max(lengths[r], floor)
             if anchored:
-                packed = np.int64(state[_OUTCOMES + r // _PACKED])
-                length = max(length, (packed >> (7 * (r % _PACKED))) & 127)
+                length = max(length, np.int64(state[_OUTCOMES + r]))
             lengths[r] = min(length, caps[r])
         return 0
     longest = max(floor, np.int64(most))
@@ -348,13 +346,10 @@ def atom(counts, times, confidence, verify_ms, prices, captured, age, caps, acce
 @cfunc(_FEEDBACK, cache=True)
 def atom_observe(requests, verified, accepted, params, state):
     """`policies.atom.Atom.observe`."""
-    most, packed = 0, np.int64(0)
+    most = 0
     for r in range(requests):
+        state[_OUTCOMES + r] = np.float64(accepted[r])
         most = max(most, accepted[r])
-        packed |= accepted[r] << (7 * (r % _PACKED))
-        if r % _PACKED == _PACKED - 1 or r == requests - 1:
-            state[_OUTCOMES + r // _PACKED] = np.float64(packed)
-            packed = np.int64(0)
     state[1] = np.float64(most)
     return 0
 
@@ -494,8 +489,10 @@ def goodput_observe(requests, verified, accepted, params, state):
 
 
 @njit(cache=True)
-def _rung(params, i, requests, gamma, caps):
-    """Drafts of the batch where everyone gets the i-th length of TensorRT-LLM's ladder; -1: no such length."""
+def _choice(params, i, requests, gamma, caps, granted):
+    """Drafts above the floor's of TensorRT-LLM's i-th choice: i, or what its ladder's i-th length gives; -1: none."""
+    if params[3] > 0:
+        return i
     floor = np.int64(params[1])
     if params.size > _LADDER:
         length = np.int64(params[_LADDER + i])
@@ -508,7 +505,7 @@ def _rung(params, i, requests, gamma, caps):
     drafts = 0
     for r in range(requests):
         drafts += min(caps[r], length)
-    return drafts
+    return drafts - granted
 
 
 @njit(cache=True)
@@ -577,7 +574,7 @@ def trtllm(counts, times, confidence, verify_ms, prices, captured, age, caps, ac
     tau, added, rate, last = start, 0, 0.0, 0
     best, best_rate = 0, -1.0
     for i in range(choices):
-        b = i if every else _rung(params, i, requests, gamma, caps) - granted
+        b = _choice(params, i, requests, gamma, caps, granted)
         if b < 0:
             continue
         while added < b:
@@ -599,7 +596,7 @@ def trtllm(counts, times, confidence, verify_ms, prices, captured, age, caps, ac
             tau, added = start, 0
             best, best_rate, most = spare, -1.0, -1.0
             for i in range(choices):
-                b = i if every else _rung(params, i, requests, gamma, caps) - granted
+                b = _choice(params, i, requests, gamma, caps, granted)
                 if b < 0:
                     continue
                 while added < b:

@@ -15,8 +15,6 @@ from policies._tables import captured_or_all, need_block, pinned_table
 CAPTURED, ALL = "captured", "all"
 #: Largest block anywhere in dsim, its anchor included.
 _MOST_TOKENS = 65
-# Requests that the compiled form remembers the outcomes of, the most that a replica holds; so many counts a number.
-_MOST_REQUESTS, _PACKED = 65536, 7
 
 
 class Atom(BasePolicy):
@@ -178,7 +176,8 @@ class Atom(BasePolicy):
             _kernels.atom,
             params=(self.lag, self.ragged, self.full_on_change, self.anchor, self.floor, *(self._queries or ())),
             ages=(self.lag,),
-            state=(-1.0, -1.0, *(0.0,) * (_MOST_REQUESTS // _PACKED + 1)),
+            state=(-1.0, -1.0),
+            per_request=1,
             prices=lambda curve, captured, _: _linear(curve, captured),
             observe=_kernels.atom_observe,
         )

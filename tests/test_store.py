@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -180,6 +182,22 @@ def test_several_writers_of_one_store(tmp_path):
         thread.join()
     assert problems == []
     assert len(list((tmp_path / "runs").iterdir())) == 4
+
+
+def test_a_result_that_another_process_puts_there_at_the_moment_of_looking(tmp_path, monkeypatch):
+    store, key, real, looked = Store(tmp_path / "runs"), "0" * 64, Path.stat, []
+
+    def stat(self, **options):
+        if self == store.path(key) and not looked:
+            looked.append(self)
+            Store(tmp_path / "runs").put(key, ({"i": 1}, None))
+            raise FileNotFoundError(errno.ENOENT, "not yet", self)
+        return real(self, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert store.get(key) is None
+    assert looked
+    assert store.get(key) == ({"i": 1}, None)
 
 
 def test_where_scripts_keep_results(tmp_path, monkeypatch):

@@ -134,7 +134,7 @@ class _Run:
         self._replay(gamma)
         self.ages = np.array(kernel.ages, dtype=np.int64)
         self.params = np.array(kernel.params, dtype=np.float64)
-        self.state = np.tile(np.array(kernel.state, dtype=np.float64), (replicas, 1))
+        self.state = np.tile(kernel.memory(seqs), (replicas, 1))
         self.counts, self.times = np.zeros(8, dtype=np.int64), np.zeros(5)
         self.blocks = np.ones((len(kernel.ages), seqs, gamma), dtype=np.float32)
         self.layers = self.blocks.reshape(len(kernel.ages), seqs * gamma)

@@ -52,7 +52,7 @@ class Kernel:
         caps, accepted
             int64[max_seqs]: most drafts of each request; useful ones (clairvoyant policies only).
         params, state
-            float64: `params`, and the replica's own numbers: at first `state`, the kernel's to change.
+            float64: `params`, and the replica's own numbers, the kernel's to change: at first `memory`.
         work
             float32[6, max_seqs * gamma + 1024]: scratch.
         lengths
@@ -65,6 +65,8 @@ class Kernel:
         Ages, in steps, of the confidences that it reads.
     state
         What it remembers, as it is when a run begins: what the policy object remembers when it is asked for its kernel.
+    per_request
+        Numbers that it remembers of each request, 0 at first: behind `state` come so many for every place of the batch.
     prices
         ``prices(verify_ms, captured_sizes, gamma)``: what the policy believes of a price curve, once a curve; None:
         the curve itself.
@@ -81,9 +83,14 @@ class Kernel:
     params: tuple[float, ...] = ()
     ages: tuple[int, ...] = (0,)
     state: tuple[float, ...] = ()
+    per_request: int = 0
     prices: Callable[[FloatArray, IntArray, int], FloatArray] | None = None
     observe: Any = None
     most_gamma: int | None = None
+
+    def memory(self, places: int) -> FloatArray:
+        """float64[len(state) + places * per_request]: what the kernel remembers as a run begins, of a largest batch."""
+        return np.concatenate([np.array(self.state, dtype=np.float64), np.zeros(places * self.per_request)])
 
 
 def ages_to(lag: int) -> tuple[int, ...]:

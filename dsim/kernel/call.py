@@ -28,7 +28,7 @@ def plan_once(kernel: k.Kernel, view, state=None):
     Parameters
     ----------
     state
-        float64[len(kernel.state)], changed in place; None: as a run begins.
+        As of `Kernel.memory`, for this many requests or more, changed in place; None: as a run begins.
     """
     requests, gamma = view.requests, view.gamma
     counts = [requests, gamma, view.base_tokens, view.sampling, view.caps_bind, view.queue_length, view.step]
@@ -47,7 +47,7 @@ def plan_once(kernel: k.Kernel, view, state=None):
         np.array(view.caps, dtype=np.int64),
         np.zeros(requests, dtype=np.int64) if view.accepted is None else np.array(view.accepted, dtype=np.int64),
         np.array(kernel.params, dtype=np.float64),
-        np.array(kernel.state, dtype=np.float64) if state is None else state,
+        kernel.memory(requests) if state is None else state,
         np.zeros((6, requests * gamma + 1024), dtype=np.float32),
         lengths,
     )
@@ -62,7 +62,7 @@ def observe_once(kernel: k.Kernel, verified, accepted, state):
     verified, accepted
         int64[R]: drafts verified of each request, and the accepted ones among them.
     state
-        float64[len(kernel.state)], changed in place.
+        As of `Kernel.memory`, changed in place.
     """
     _tell(
         kernel.observe,

@@ -18,6 +18,7 @@ from time import process_time
 import numpy as np
 import pytest
 from matplotlib import pyplot as plt
+from timed import CONSTANT, PLANNERS
 
 from dsim import scenario as runs
 from dsim.compiled import layout as at
@@ -40,31 +41,6 @@ pytestmark = [pytest.mark.bench, pytest.mark.usefixtures("warm")]
 #: Requests a second that the fastest peer replays, which decides nothing in its steps (compiled, 2-core machine).
 PEER = {1_000: 10_600, 10_000: 14_400}
 ARMS = {"none": "none", "mtp1": "fixed:k=1", "dspark": "dspark", "vllm": "vllm-adaptive"}
-#: Policies with a kernel that look at their requests in every step.
-PLANNERS = (
-    "threshold:t=0.5",
-    "threshold:t=0.5,on=survival",
-    "dspark-alg1",
-    "dspark",
-    "tetris:capacity=768",
-    "disco",
-    "goodput:interval=1",
-    "marginal",
-    "vllm-ascend:interval=1",
-    "vllm-adaptive",
-    "vllm-verify-adaptive",
-    "sglang",
-    "sglang:table=additive,fill=true,min_predicted_gain=0.05",
-    "trtllm",
-    "trtllm:tiers=global,drain=0.5",
-    "atom",
-    "lab",
-    "lab:price=step,lookup=linear",
-    "oracle",
-)
-#: Policies whose plan() is a constant or one look-up, 1 to 2 us at 256 requests: no step can cost only 1.5 times that,
-#: because drafts, outcomes and the record of 256 requests alone take 5. 3 U and 8 us hold for them, too.
-CONSTANT = ("none", "fixed:k=5", "batch-table")
 
 
 @pytest.fixture(scope="module", params=sorted(PEER))

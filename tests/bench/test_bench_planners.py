@@ -13,6 +13,7 @@ from time import process_time
 
 import numpy as np
 import pytest
+from timed import CONSTANT, PLANNERS
 
 from dsim.convert import from_profile
 from dsim.cost import fit
@@ -25,30 +26,7 @@ pytestmark = pytest.mark.bench
 
 GAMMA = 5
 REQUESTS = (1, 16, 64, 256)
-SPECS = (
-    "none",
-    "fixed:k=5",
-    "threshold:t=0.5",
-    "threshold:t=0.5,on=survival",
-    "dspark-alg1",
-    "dspark",
-    "tetris:capacity=768",
-    "disco",
-    "batch-table",
-    "goodput:interval=1",
-    "marginal",
-    "vllm-ascend:interval=1",
-    "vllm-adaptive",
-    "vllm-verify-adaptive",
-    "sglang",
-    "sglang:table=additive,fill=true,min_predicted_gain=0.05",
-    "trtllm",
-    "trtllm:tiers=global,drain=0.5",
-    "atom",
-    "lab",
-    "lab:price=step,lookup=linear",
-    "oracle",
-)
+SPECS = (*CONSTANT, *PLANNERS)
 
 
 def view_of(requests, policy):

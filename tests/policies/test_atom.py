@@ -283,12 +283,11 @@ def test_lossless_whatever_the_lag():
 
 
 def test_the_compiled_form_remembers_each_outcome():
-    """Seven counts of up to 64 share a number there: rows 6 and 7 lie in two of them."""
     pytest.importorskip("numba")
     from dsim.kernel.cache import kernel_observe, kernel_plan
 
     rng, policy = np.random.default_rng(3), Atom(lag=1)
-    kernel, state = policy.kernel(), np.array(policy.kernel().state)
+    kernel, state = policy.kernel(), policy.kernel().memory(30)
     for requests in (1, 7, 8, 30, 30):
         old = np.zeros((requests, 64))
         view = make_view(old, np.arange(requests * 65 + 1.0) + 9, history=(old,), step=4)

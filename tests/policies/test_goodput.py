@@ -195,7 +195,7 @@ def test_the_compiled_form_answers_as_plan_does_and_learns_the_same(spec):
     pytest.importorskip("numba")
     policy = load_policy(spec)
     kernel, rng = kernel_of(policy), np.random.default_rng(5)
-    state, seen = np.array(kernel.state, dtype=np.float64), set()
+    state, seen = kernel.memory(30), set()
     for trial in range(400):
         requests, gamma = int(rng.choice((1, 3, 30))), int(rng.choice((1, 5)))
         verify_ms = 8.0 + np.append(0.0, np.cumsum(rng.choice((0.0, 0.1, 1.0), requests * (1 + gamma) + 2)))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 
-import numpy as np
-
 from dsim.kernel.cache import kernel_of, kernel_plan
 
 
@@ -16,8 +14,8 @@ def planned(policy, view):
         kernel = kernel_of(policy)  # before it plans: with what it remembers now
     if kernel is None or view.gamma > (kernel.most_gamma or view.gamma):
         return policy.plan(view).tolist()
-    state = np.array(kernel.state, dtype=np.float64)
+    state = kernel.memory(view.requests)
     compiled, answer = kernel_plan(kernel, view, state).tolist(), policy.plan(view).tolist()
     assert compiled == answer
-    assert state.tolist() == list(kernel_of(policy).state)
+    assert state.tolist() == kernel_of(policy).memory(view.requests).tolist()
     return answer
