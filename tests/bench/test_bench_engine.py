@@ -17,14 +17,14 @@ from time import process_time
 
 import numpy as np
 import pytest
+import timed
 from matplotlib import pyplot as plt
-from timed import CONSTANT, PLANNERS
+from timed import CONSTANT, PLANNERS, compiled_run, one_replica
 
 from dsim import scenario as runs
 from dsim.compiled import layout as at
 from dsim.compiled import run as compiled
 from dsim.compiled import why_not
-from dsim.compiled.run import _Run, kernel_of
 from dsim.metrics import summarize
 from dsim.options import ReplicaConfig
 from dsim.policy import BUILTIN_POLICIES, load_policy, make_view
@@ -82,26 +82,6 @@ def test_conv(benchmark, conv, arm, monkeypatch):
     assert rows / best >= PEER[rows]
 
 
-def one_replica(users, requests, policy, output=800):
-    """Options of a decode replica whose batch stays full while it is timed (long outputs)."""
-    scenario = load_scenario("decode-node", {"drafts.source": "synthetic"})
-    drafts = runs._drafts(scenario, scenario.arm("dspark"), 1)
-    stream = RequestStream(
-        read_trace("azure2023-conv"), dict.fromkeys(drafts.domains, 1.0), order_seed=1, domain_seed=2
-    )
-    stream._output = [output] * len(stream)
-    return {
-        "replicas": 1,
-        "config": ReplicaConfig(max_seqs=256, kv_blocks=1 << 20),
-        "cost": cost_of(scenario),
-        "drafts": drafts,
-        "draft_cost": DraftCost(),
-        "policy": load_policy(policy),
-        "stream": stream,
-        "load": ClosedLoop(users=users, scored=requests, warmup_per_user=1),
-    }
-
-
 def view_like(users, policy):
     rng = np.random.default_rng(users)
     blocks = rng.uniform(0.3, 1.0, (3, users, 5)).astype(np.float32)
@@ -139,13 +119,6 @@ def time_engine_step(benchmark, users, spec, rounds):
     step, (plan, unit) = min(spent) / count, np.min(others, axis=0)
     benchmark.extra_info |= {"steps": count, "us_per_step": step * 1e6, "plan_us": plan * 1e6, "unit_us": unit * 1e6}
     return step, plan, unit
-
-
-def compiled_run(options):
-    names = ("replicas", "config", "cost", "drafts", "draft_cost", "policy")
-    kernel = kernel_of(options["policy"])
-    router = options.get("router", "round-robin")
-    return _Run(*(options[name] for name in names), kernel, options["stream"], options["load"], router, 0)
 
 
 @pytest.mark.parametrize("users", [1, 16, 64, 256])
@@ -230,7 +203,7 @@ def test_memory_of_a_million_steps(benchmark):
     code = (
         "import pathlib, re, sys\n"
         "sys.path.insert(0, sys.argv[1])\n"
-        "from test_bench_engine import one_replica\n"
+        "from timed import one_replica\n"
         "from dsim.metrics import summarize\n"
         "from dsim.serve import serve\n"
         "records = serve(engine='compiled', **one_replica(64, 240_000, 'dspark'))\n"
@@ -239,7 +212,7 @@ def test_memory_of_a_million_steps(benchmark):
         "status = pathlib.Path('/proc/self/status').read_text()\n"
         "print(len(records.steps['end_ns']), 1024 * int(re.search(r'VmHWM:\\s+(\\d+)', status)[1]))\n"
     )
-    folder = __file__.rpartition("/")[0]
+    folder = str(Path(timed.__file__).parent)
 
     def measure():
         return subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
