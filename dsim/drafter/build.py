@@ -30,6 +30,8 @@ from dsim.errors import InputError
 FORMAT = "dsim-drafter"
 VERSION = 1
 VOCABULARY = "vocabulary"
+#: How the names of a drafter's weights begin that belong to its sequential head or its confidence head.
+HEAD_WEIGHTS = ("sequential.", "confidence.")
 Drafter = ParallelDrafter | AutoregressiveDrafter
 
 
@@ -207,11 +209,7 @@ def take_weights(drafter: Drafter, target: Target, path: str | Path) -> dict[str
     if not torch.equal(other.vocabulary_head.tokens, drafter.vocabulary_head.tokens):
         raise InputError("has another draft vocabulary", file=path, field=VOCABULARY)
     same = (drafter.config.head, drafter.config.rank) == (about.config.head, about.config.rank)
-    weights = {
-        name: value
-        for name, value in other.state_dict().items()
-        if same or not name.startswith(("sequential.", "confidence."))
-    }
+    weights = {name: value for name, value in other.state_dict().items() if same or not name.startswith(HEAD_WEIGHTS)}
     drafter.load_state_dict({**drafter.state_dict(), **weights})
     return {
         "kind": about.config.kind,

@@ -20,6 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dsim.drafter.build import (
+    HEAD_WEIGHTS,
     Drafter,
     DrafterFile,
     build_drafter,
@@ -50,6 +51,9 @@ class Recipe:
         Sequences a step, and anchors drawn in each (fewer where the answer is short).
     learning_rate, weight_decay, clip
         AdamW (betas 0.9 and 0.95); gradient norms are cut at `clip`.
+    backbone_rate
+        Learning rate of all but the sequential and the confidence head, as a share of `learning_rate`: below 1 for a
+        new head on a backbone that has been trained before; 0 keeps the backbone as it is.
     warmup, decay
         Shares of the anchors: linear rise from 0, linear fall to 0 (of the learning rate).
     seed
@@ -67,6 +71,7 @@ class Recipe:
     sequences: int = 2
     anchors_per_sequence: int = 24
     learning_rate: float = 1.5e-3
+    backbone_rate: float = 1.0
     weight_decay: float = 0.01
     clip: float = 1.0
     warmup: float = 0.02
@@ -90,7 +95,7 @@ class Recipe:
             need(0 < getattr(self, name) < math.inf, name, "a finite number > 0")
         for name in ("weight_decay", "ce", "tv", "confidence"):
             need(0 <= getattr(self, name) < math.inf, name, "a finite number >= 0")
-        for name in ("warmup", "decay"):
+        for name in ("backbone_rate", "warmup", "decay"):
             need(0 <= getattr(self, name) <= 1, name, "a share, 0 to 1")
         need(self.seed >= 0, "seed", "at least 0")
         need(self.warmup + self.decay <= 1, "decay", "warmup and decay together at most 1")
@@ -261,7 +266,7 @@ class Trainer:
         recipe = self.recipe
         self.drafter.train()
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(recipe, self.anchors)
+            group["lr"] = learning_rate(recipe, self.anchors) * group["rate"]
         self.optimizer.zero_grad(set_to_none=True)
         weights = LossWeights(recipe.ce, recipe.tv, recipe.confidence)
         losses = None
@@ -450,9 +455,11 @@ class Trainer:
         old, new = header["recipe"], asdict(self.recipe)
         shares = ("anchors", "warmup", "decay")
         for key in sorted(old.keys() | new.keys()):
-            if key not in shares and old.get(key) != new.get(key):
+            # A checkpoint that is older than a key was made by its default.
+            before = old.get(key, getattr(Recipe, key, None))
+            if key not in shares and before != new.get(key):
                 raise InputError(
-                    "was trained otherwise", file=path, field=key, value=old.get(key), expected=str(new.get(key))
+                    "was trained otherwise", file=path, field=key, value=before, expected=str(new.get(key))
                 )
         for key in shares:
             falls = min(one["anchors"] * (1 - one["decay"]) if one["decay"] else math.inf for one in (old, new))
@@ -480,10 +487,14 @@ class Trainer:
 
 
 def _groups(drafter: Drafter, recipe: Recipe) -> list[dict[str, Any]]:
-    """No decay on norms, embeddings of single tokens and biases."""
-    decayed = [p for p in drafter.parameters() if p.ndim >= 2]
-    plain = [p for p in drafter.parameters() if p.ndim < 2]
-    return [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    """Parameters by weight decay (none on norms, embeddings of single tokens and biases) and learning rate."""
+    groups = []
+    for rate, in_heads in ((recipe.backbone_rate, False), (1.0, True)):
+        of = [p for name, p in drafter.named_parameters() if name.startswith(HEAD_WEIGHTS) == in_heads]
+        decayed, plain = [p for p in of if p.ndim >= 2], [p for p in of if p.ndim < 2]
+        for parameters, decay in ((decayed, recipe.weight_decay), (plain, 0.0)):
+            groups.append({"params": parameters, "weight_decay": decay, "rate": rate})
+    return groups
 
 
 def _check_tensors(tensors: dict[str, Tensor], like: Mapping[str, Tensor], part: str, path: Path) -> None:

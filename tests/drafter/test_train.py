@@ -233,14 +233,38 @@ def test_the_optimizer_gets_the_rate_of_the_step(start: Start) -> None:
     for _ in range(3):
         expected = learning_rate(trainer.recipe, trainer.anchors)
         trainer.train_step()
-        assert [group["lr"] for group in trainer.optimizer.param_groups] == [expected] * 2
+        assert [group["lr"] for group in trainer.optimizer.param_groups] == [expected] * 4
 
 
 def test_norms_biases_and_the_mask_do_not_decay(start: Start) -> None:
-    decayed, plain = (group["params"] for group in start(weight_decay=0.1).optimizer.param_groups)
-    assert {p.ndim for p in decayed} == {2}
-    assert {p.ndim for p in plain} == {1}
-    assert start(weight_decay=0.1).optimizer.param_groups[1]["weight_decay"] == 0.0
+    trainer = start(weight_decay=0.1)
+    dimensions = {
+        decay: {
+            p.ndim
+            for group in trainer.optimizer.param_groups
+            if group["weight_decay"] == decay
+            for p in group["params"]
+        }
+        for decay in (0.0, 0.1)
+    }
+    assert dimensions == {0.0: {1}, 0.1: {2}}
+    held = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+    assert sorted(map(id, held)) == sorted(map(id, trainer.drafter.parameters()))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_a_backbone_has_a_rate_of_its_own(start: Start, rate: float) -> None:
+    moved = {}
+    for share in (rate, 1.0):
+        trainer = start(backbone_rate=share, warmup=0.0)
+        before = {name: value.clone() for name, value in trainer.drafter.named_parameters()}
+        trainer.train_step()
+        moved[share] = {name: (value - before[name]).norm() for name, value in trainer.drafter.named_parameters()}
+    heads = [name for name in moved[1.0] if name.startswith(("sequential.", "confidence."))]
+    assert 0 < len(heads) < len(moved[1.0])
+    for name, distance in moved[1.0].items():
+        # One step of AdamW goes as far as its rate.
+        torch.testing.assert_close(moved[rate][name], distance * (1 if name in heads else rate), rtol=1e-3, atol=1e-6)
 
 
 def test_gradients_are_cut(start: Start) -> None:
@@ -337,6 +361,7 @@ def test_a_step_is_the_mean_over_its_sequences(start: Start, monkeypatch: pytest
         ({"sequences": 3}, "sequences"),
         ({"anchors_per_sequence": 9}, "anchors_per_sequence"),
         ({"learning_rate": 1e-3}, "learning_rate"),
+        ({"backbone_rate": 0.5}, "backbone_rate"),
         ({"weight_decay": 0.0}, "weight_decay"),
         ({"clip": 2.0}, "clip"),
         ({"seed": 1}, "seed"),
@@ -352,6 +377,19 @@ def test_another_recipe(changes: dict[str, Any], field: str, start: Start, strai
     with pytest.raises(InputError, match=f"{file}, field '{field}': was trained otherwise"):
         trainer.resume(file)
     assert trainer.step == 0
+
+
+def test_a_checkpoint_from_before_a_key_of_the_recipe(start: Start, straight: Any, tmp_path: Path) -> None:
+    _, file = straight("markov")
+    tensors, header = read_tensors(file, FORMAT, VERSION)
+    del header["recipe"]["backbone_rate"]
+    old = tmp_path / "old.safetensors"
+    write_tensors(tensors, old, header)
+    trainer = start()
+    trainer.resume(old)
+    assert trainer.step > 0
+    with pytest.raises(InputError, match=r"field 'backbone_rate': was trained otherwise, got 1\.0, expected 0\.5"):
+        start(backbone_rate=0.5).resume(old)
 
 
 def test_another_drafter(start: Start, straight: Any) -> None:
@@ -623,6 +661,7 @@ def test_columns() -> None:
         ({"clip": math.nan}, "field 'clip': got nan, expected a finite number > 0"),
         ({"weight_decay": -0.1}, "field 'weight_decay': got -0.1, expected a finite number >= 0"),
         ({"tv": math.nan}, "field 'tv': got nan, expected a finite number >= 0"),
+        ({"backbone_rate": 2.0}, "field 'backbone_rate': got 2.0, expected a share, 0 to 1"),
         ({"warmup": 1.5}, "field 'warmup': got 1.5, expected a share, 0 to 1"),
         ({"decay": -0.5}, "field 'decay': got -0.5, expected a share, 0 to 1"),
         ({"warmup": 0.6, "decay": 0.6}, "field 'decay': got 0.6, expected warmup and decay together at most 1"),
