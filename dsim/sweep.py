@@ -23,6 +23,7 @@ from dsim.compiled import warm_up
 from dsim.cost import StepCost
 from dsim.errors import InputError
 from dsim.identity import UnknowableError, arm_identity, callable_identity, run_key
+from dsim.kernel.cache import is_warm
 from dsim.probe import StepProbe
 from dsim.scenario import Point, Result, check_scenario, compiles, cost_of, simulate, trace_of
 from dsim.schema import MIN_WARMUP, Scenario
@@ -307,12 +308,13 @@ def _runs(
 ) -> Iterator[tuple[int, Outcome]]:
     """Make the runs of these places in the list of points, the longest first; gives them as they are done."""
     here = backend == "loky" and jobs == 1
+    wanted = [points[i] for i in missing]
     with nullcontext() if here else workers(backend, min(jobs, len(missing)), address) as pool:
         if pool is not None and backend == "loky":
-            for _ in range(jobs):
-                # Workers read their code while this process does what else has to be done first.
-                pool.submit(_wake)
-        efforts = dict(zip(missing, _efforts(study, [points[i] for i in missing]), strict=True))
+            estimates = _estimated_there(pool, study, wanted, min(jobs, len(missing)))
+        else:
+            estimates = _efforts(study, wanted)
+        efforts = dict(zip(missing, estimates, strict=True))
         order = sorted(missing, key=lambda i: (-efforts[i], i))
         made = ((i, _agreed(study, points[i])) for i in order) if pool is None else _drive(pool, study, points, order)
         with _Progress(efforts, len(points), show=progress) as bar:
@@ -321,8 +323,36 @@ def _runs(
                 yield i, outcome
 
 
+def _estimated_there(pool: Workers, study: _Study, points: Sequence[Point], jobs: int) -> list[float]:
+    """`_efforts`, by worker processes on this machine: they need compiled code for it, which this process does not."""
+    # Where the code is not in the cache yet, one compiles it and the others wait.
+    under_way = {pool.submit(_estimated, study, points) for _ in range(jobs if is_warm() else 1)}
+    for _ in range(jobs - len(under_way)):
+        pool.submit(_wake)
+    while under_way:
+        ended, under_way = concurrent.futures.wait(under_way, return_when=concurrent.futures.FIRST_COMPLETED)
+        for future in ended:
+            try:
+                found: list[float] | InputError = future.result()
+            except Exception as error:
+                if not pool.died(error):
+                    raise
+            else:
+                if isinstance(found, InputError):
+                    raise found
+                return found
+    return _efforts(study, points)
+
+
+def _estimated(study: _Study, points: Sequence[Point]) -> list[float] | InputError:
+    try:
+        return _efforts(study, points)
+    except InputError as error:
+        return error
+
+
 def _wake() -> None:
-    """Nothing: a worker that can do this has read its code."""
+    """Nothing: a worker that can do this has read its code, all but what is compiled."""
 
 
 def _drive(

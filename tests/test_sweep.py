@@ -425,6 +425,52 @@ def test_the_longest_runs_come_first(scenario, monkeypatch):
     assert [point.users for point in points_made] == [1, 2, 6]
 
 
+ODD = """
+import os, signal
+from pathlib import Path
+from dsim.policy import BasePolicy
+
+class Odd(BasePolicy):
+    def plan(self, view):
+        return view.caps
+
+    def kernel(self):
+        # Asked first by a worker, for the order of the work.
+        if {kill} and os.getpid() != {parent} and not Path({mark!r}).exists():
+            Path({mark!r}).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {answer}
+"""
+
+
+def odd(tmp_path, *, kill=False, answer="None"):
+    policy = tmp_path / "odd.py"
+    policy.write_text(ODD.format(kill=kill, parent=os.getpid(), mark=str(tmp_path / "killed"), answer=answer))
+    return load_scenario("decode-node", SMALL | {"arms.6.policy": f"{policy}:Odd"})
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_the_order_of_the_work_is_found_by_workers(scenario, monkeypatch, warm):
+    monkeypatch.setattr(sweeps, "is_warm", lambda: warm)
+    monkeypatch.setattr(sweeps, "_efforts", None)  # workers have their own
+    points = grid(scenario, arms=["none"])
+    assert len(run(scenario, points, jobs=2, progress=False).table) == len(points)
+
+
+def test_a_worker_that_is_killed_before_the_first_run(tmp_path):
+    scenario = odd(tmp_path, kill=True)
+    points = grid(scenario, arms=["dspark"])
+    found = run(scenario, points, jobs=2, progress=False)
+    assert (tmp_path / "killed").exists()
+    assert found.table.to_csv() == run(scenario, points, progress=False).table.to_csv()
+
+
+def test_what_a_worker_refuses_before_the_first_run_is_named(tmp_path):
+    scenario = odd(tmp_path, answer="42")
+    with pytest.raises(InputError, match=r"field 'kernel\(\)': .*offers no kernel, got 'int'"):
+        run(scenario, grid(scenario, arms=["dspark"]), jobs=2, progress=False)
+
+
 def test_progress_shows_runs_rate_and_time_left(scenario, tmp_path, capsys):
     points = grid(scenario, arms=["mtp1"])
     run(scenario, points[:2], progress=False, store=tmp_path)

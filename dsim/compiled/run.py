@@ -15,7 +15,7 @@ from dsim.cost import StepCost
 from dsim.drafts.source import BankDrafts, DraftSource
 from dsim.errors import InputError
 from dsim.kernel import Kernel
-from dsim.kernel.cache import kernel_cache, kernel_of
+from dsim.kernel.cache import kernel_cache, kernel_of, note_warm
 from dsim.options import ReplicaConfig, check_config, does_not_fit, too_large
 from dsim.policy import Policy, length_out_of_bounds, policy_name
 from dsim.prices import CONTEXT_STEP, ArmPrices, DraftCost, nanoseconds
@@ -378,6 +378,7 @@ def _first_requests(load: ClosedLoop | OpenLoop, max_seqs: int) -> int:
 def warm_up() -> None:
     """Compile the loop, or read it from the cache, so that processes started later find it there."""
     _loop()
+    note_warm()
 
 
 @cache

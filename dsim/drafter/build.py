@@ -15,13 +15,14 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from dsim.drafter.autoregressive import AutoregressiveDrafter
 from dsim.drafter.drafter import DrafterConfig
+from dsim.drafter.heads import MarkovHead, RnnHead
 from dsim.drafter.llama import LlamaConfig
 from dsim.drafter.parallel import ParallelDrafter
 from dsim.drafter.target import Target
@@ -188,8 +189,9 @@ def read_drafter(path: str | Path, target: Target) -> tuple[Drafter, DrafterFile
 def take_weights(drafter: Drafter, target: Target, path: str | Path) -> dict[str, Any]:
     """Put the weights of a drafter file into another drafter, as what its training starts from.
 
-    Between drafters with other heads only the backbone is taken: what a head learned means nothing to another one, nor
-    do the confidences about its drafts.
+    An RNN head begins as the Markov head of the file (`dsim.drafter.heads.RnnHead.begin_as`). Between other pairs of
+    heads only the backbone is taken: what one learned means nothing to the other, nor do the confidences about its
+    drafts.
 
     Returns
     -------
@@ -208,9 +210,14 @@ def take_weights(drafter: Drafter, target: Target, path: str | Path) -> dict[str
             raise InputError("does not fit the drafter", file=path, field=item.name, value=theirs, expected=str(ours))
     if not torch.equal(other.vocabulary_head.tokens, drafter.vocabulary_head.tokens):
         raise InputError("has another draft vocabulary", file=path, field=VOCABULARY)
-    same = (drafter.config.head, drafter.config.rank) == (about.config.head, about.config.rank)
-    weights = {name: value for name, value in other.state_dict().items() if same or not name.startswith(HEAD_WEIGHTS)}
+    pair = (about.config.head, drafter.config.head)
+    as_wide = about.config.rank == drafter.config.rank
+    same, grows = as_wide and pair[0] == pair[1], as_wide and pair == ("markov", "rnn")
+    left = () if same else HEAD_WEIGHTS[:1] if grows else HEAD_WEIGHTS
+    weights = {name: value for name, value in other.state_dict().items() if not name.startswith(left)}
     drafter.load_state_dict({**drafter.state_dict(), **weights})
+    if grows:
+        cast(RnnHead, drafter.sequential).begin_as(cast(MarkovHead, other.sequential))
     return {
         "kind": about.config.kind,
         "head": about.config.head,

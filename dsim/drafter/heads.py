@@ -73,6 +73,21 @@ class RnnHead(nn.Module):
         nn.init.normal_(self.embedding.weight, std=rank**-0.5)
         nn.init.zeros_(self.out.weight)
 
+    @torch.no_grad()
+    def begin_as(self, head: MarkovHead) -> None:
+        """Start as a trained Markov head of the same sizes (ungated), in the manner of Net2Net (arXiv 1511.05641).
+
+        With the output o = tanh(a W1[x]) and out = W2 / a the bias is W2 W1[x], up to what tanh bends. Gate and
+        candidate stay as they are: the state reaches no output yet, and training lets it.
+        """
+        a, r = 0.5, self.rank
+        self.embedding.weight.copy_(head.embedding.weight)
+        self.out.weight.copy_(head.out.weight / a)
+        # Rows of `joint`: gate, candidate, output. Its columns: state, embedding, hidden.
+        self.joint.weight[2 * r :].zero_()
+        self.joint.weight[2 * r :, r : 2 * r] = a * torch.eye(r)
+        self.joint.bias[2 * r :].zero_()
+
     def embed(self, previous: Tensor, vocabulary: Vocabulary) -> Tensor:
         """int64[...] local indices -> [..., r]."""
         return self.embedding(previous.clamp(max=vocabulary.static))

@@ -27,7 +27,7 @@ import numpy as np
 from dsim.drafts.synthetic import SyntheticSpec, by_position
 from dsim.drafts.tilt import check_curve
 from dsim.errors import InputError
-from dsim.published import published
+from dsim.published import published_rows
 from dsim.sigmoid import expit, logit
 from dsim.strictjson import load_json
 
@@ -150,20 +150,24 @@ def _all_positions(values: tuple[float, ...] | None, gamma: int, field: str) -> 
 @lru_cache
 def fig6_defaults(gamma: int) -> Mapping[str, tuple[float, ...]]:
     """AUC and ECE (a fraction) by position: Fig. 6 at 1, 3, 5, 7; linear between, constant beyond."""
-    table = published("paper_fig6_ece_auc").set_index("position")
+    rows = published_rows("paper_fig6_ece_auc")
     return {
-        "auc": by_position({int(k): float(v) for k, v in table["auc"].items()}, gamma),  # type: ignore[call-overload]
-        "ece": by_position({int(k): float(v) / 100 for k, v in table["ece_after_pct"].items()}, gamma),  # type: ignore[call-overload]
+        "auc": by_position({int(row["position"]): float(row["auc"]) for row in rows}, gamma),
+        "ece": by_position({int(row["position"]): float(row["ece_after_pct"]) / 100 for row in rows}, gamma),
     }
 
 
 def _fig2(drafter: str) -> dict[str, tuple[float, ...]]:
-    table = published("paper_fig2")
-    rows = table[table["drafter"] == _FIG2[drafter]].sort_values("position")
+    rows = [row for row in published_rows("paper_fig2") if row["drafter"] == _FIG2[drafter]]
     return {
-        domain: tuple(float(v) for v in rows.loc[rows["domain"] == domain.capitalize(), "cond_acceptance"])
+        domain: _ordered([row for row in rows if row["domain"] == domain.capitalize()], "position", "cond_acceptance")
         for domain in ("code", "math", "chat")
     }
+
+
+def _ordered(rows: list[dict[str, str]], by: str, column: str) -> tuple[float, ...]:
+    """A column's numbers in the order of another one's."""
+    return tuple(float(row[column]) for row in sorted(rows, key=lambda row: int(row[by])))
 
 
 def _qwen3_4b() -> dict[str, dict[str, tuple[float, ...]]]:
@@ -172,12 +176,11 @@ def _qwen3_4b() -> dict[str, dict[str, tuple[float, ...]]]:
 
 def _dsv4() -> dict[str, dict[str, tuple[float, ...]]]:
     fig2 = {domain: logit(np.asarray(curve[:_GOLDEN_GAMMA])) for domain, curve in _fig2("dspark").items()}
-    table = published("accept_golden_al_inferencex")
-    table = table[table["mode"] == "thinking_on"]
+    table = [row for row in published_rows("accept_golden_al_inferencex") if row["mode"] == "thinking_on"]
     curves = {}
     for drafter, head in _GOLDEN.items():
-        rows = table[table["head"] == head].sort_values("num_speculative_tokens")
-        length = rows["acceptance_length"].to_numpy()[:_GOLDEN_GAMMA]
+        rows = [row for row in table if row["head"] == head]
+        length = np.array(_ordered(rows, "num_speculative_tokens", "acceptance_length")[:_GOLDEN_GAMMA])
         # AL(k) - AL(k - 1) is the chance that draft k is reached and accepted.
         survival = np.diff(length, prepend=1.0)
         code = survival / np.concatenate([[1.0], survival[:-1]])
@@ -188,11 +191,11 @@ def _dsv4() -> dict[str, dict[str, tuple[float, ...]]]:
 
 
 def _flash_0731() -> dict[str, dict[str, tuple[float, ...]]]:
-    table = published("accept_per_position")
+    table = published_rows("accept_per_position")
     counts = np.zeros(7)
     for source, drafts in _FLASH_0731.items():
-        rows = table[table["source"] == source].sort_values("position")
+        rows = [row for row in table if row["source"] == source]
         # The fractions are counts over 23 and 55 drafts, printed with three digits.
-        counts += np.rint(rows["accepted_fraction_of_drafts"].to_numpy() * drafts)
+        counts += np.rint(np.array(_ordered(rows, "position", "accepted_fraction_of_drafts")) * drafts)
     reached = np.concatenate([[sum(_FLASH_0731.values())], counts[:-1]])
     return {"dspark": {"mixed": tuple(float(v) for v in counts / reached)}}

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.metadata
+import platform
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,8 @@ _SOURCES = (
     ("dsim.compiled", ("layout.py", "loop.py")),
     ("policies", ("_kernels.py",)),
 )
+#: Those whose code is compiled when they are imported.
+_COMPILED = (("dsim.compiled", "loop.py"), ("policies", "_kernels.py"))
 
 
 def kernel_of(policy: Any) -> Kernel | None:
@@ -99,12 +105,49 @@ def kernel_cache() -> Iterator[None]:
         numba.config.CACHE_DIR = before
 
 
+def is_warm() -> bool:
+    """Whether a process has said that all built-in code is in the cache, as it is here and now.
+
+    Asked before processes are started: where the code is there, each reads it at once, and where it is not, one
+    compiles it and the others wait. A wrong answer costs time and nothing else. Imports no Numba.
+    """
+    return _mark().exists()
+
+
+def note_warm() -> None:
+    """Say so to processes to come, if it is all there."""
+    if all(f"{package}.{name.removesuffix('.py')}" in sys.modules for package, name in _COMPILED):
+        with suppress(OSError):
+            _mark().touch()
+
+
+def _mark() -> Path:
+    """A file whose name says what Numba looks at before it takes code from its cache."""
+    files = [Path(str(file)) for file in _source_files()]
+    state = (
+        [_version(name) for name in ("numba", "llvmlite", "numpy")],
+        [sys.version, platform.node(), platform.machine()],
+        [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files],
+    )
+    return _cache_folder() / f"warm-{hashlib.sha256(repr(state).encode()).hexdigest()[:16]}"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _source_files() -> list[Traversable]:
+    return [resources.files(package) / name for package, names in _SOURCES for name in names]
+
+
 @cache
 def _cache_folder() -> Path:
     digest = hashlib.sha256()
-    for package, names in _SOURCES:
-        for name in names:
-            digest.update((resources.files(package) / name).read_bytes())
+    for file in _source_files():
+        digest.update(file.read_bytes())
     folder = cache_dir() / "kernels-1" / digest.hexdigest()[:16]
     try:
         folder.mkdir(parents=True, exist_ok=True)

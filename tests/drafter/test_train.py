@@ -488,10 +488,10 @@ def test_starting_from_a_drafter_with_the_same_head_takes_everything(
 def test_starting_from_a_drafter_with_another_head_takes_the_backbone(
     tiny: LlamaTarget, make_fresh: Any, straight: Any, tmp_path: Path
 ) -> None:
-    trained, _ = straight("markov")
+    trained, _ = straight("rnn")
     file = kept(trained, tmp_path)
     taps = trained.drafter.config.taps
-    new, untouched = make_fresh("rnn", taps=taps), make_fresh("rnn", taps=taps).state_dict()
+    new, untouched = make_fresh("markov", taps=taps), make_fresh("markov", taps=taps).state_dict()
     take_weights(new, tiny, file)
     theirs = trained.drafter.state_dict()
     changed = {name for name, value in new.state_dict().items() if not torch.equal(value, untouched[name])}
@@ -499,6 +499,26 @@ def test_starting_from_a_drafter_with_another_head_takes_the_backbone(
     for name, value in new.state_dict().items():
         own = name.startswith(("sequential.", "confidence."))
         assert torch.equal(value, untouched[name] if own else theirs[name]), name
+
+
+def test_an_rnn_head_begins_as_the_markov_head_it_starts_from(
+    tiny: LlamaTarget, corpora: tuple[Corpus, Corpus], make_fresh: Any, straight: Any, tmp_path: Path
+) -> None:
+    trained, _ = straight("markov")
+    taps = trained.drafter.config.taps
+    fresh, grown = (Trainer(make_fresh("rnn", taps=taps), tiny, *corpora, SHORT, max_held_out=64) for _ in range(2))
+    take_weights(grown.drafter, tiny, kept(trained, tmp_path))
+    start, end, before = trained.evaluate(), grown.evaluate(), fresh.evaluate()
+    for name in ("ce", "tv", "confidence"):
+        assert abs(end[name] - start[name]) < 0.02 * abs(before[name] - start[name]), name
+    assert start["tau_teacher"] > before["tau_teacher"]
+    # The state, which reaches no output yet, learns to.
+    columns = slice(0, grown.drafter.config.rank)
+    rows = slice(2 * grown.drafter.config.rank, None)
+    assert not grown.drafter.sequential.joint.weight[rows, columns].any()
+    for _ in range(2):  # the first has a rate of 0
+        grown.train_step()
+    assert grown.drafter.sequential.joint.weight[rows, columns].all()
 
 
 def test_starting_from_what_does_not_fit(tiny: LlamaTarget, make_fresh: Any, straight: Any, tmp_path: Path) -> None:
