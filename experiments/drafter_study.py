@@ -2,15 +2,18 @@
 
 Makes the tables that drafter_depth.py and draft_length.py chart: depth.csv and length.csv (accepted length of each
 drafter on held-out text, 95 % bootstrap intervals over the texts) and latency.csv (what the sequential head adds to a
-draft). Each drafter is a run of train_drafter.py in a folder of its own, so a study that was broken off goes on where
-it was: the same command again.
+draft). Each drafter is a run of train_drafter.py in a folder of its own, which also keeps what was measured of it: a
+study that was broken off goes on where it was, with the same command. Studies of different drafters may share --out
+and run side by side (--drafters dspark, --drafters dflash, one thread each); then one of both makes the tables.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import statistics
 import time
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +23,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
+from tqdm import tqdm
 
-from dsim.drafter.build import Drafter, read_drafter
+from dsim.drafter.build import Drafter, drafter_hash, read_drafter
 from dsim.drafter.corpus import Corpus
 from dsim.drafter.prompts import generate_prompts
 from dsim.drafter.recipe import RecipeFile, load_recipe, text_folder
@@ -30,6 +34,7 @@ from dsim.drafter.target import Target
 from dsim.drafter.targets import device_text, load_target, pick_device
 from dsim.drafter.vocabulary import vocabulary_of
 from dsim.errors import InputError
+from dsim.files import replacing
 from experiments import train_drafter
 from experiments._banks import ALL, MIN_TEXTS, interval, ratio, resampled_sums, with_all
 from experiments._common import OneLineParser, positive_int, print_table, run_main, write_csv
@@ -128,6 +133,8 @@ def train(variant: Variant, given: argparse.Namespace) -> Path:
         "drafter.layers": variant.layers,
         "drafter.gamma": variant.gamma,
         "training.anchors": given.anchors,
+        # Nothing here asks for confidences.
+        "confidence.sequences": 0,
     }
     train_drafter.train(load_recipe(given.recipe, settings), out, jobs=given.jobs, device=pick_device(given.device))
     return out / "drafter.safetensors"
@@ -150,14 +157,18 @@ class Measured:
     alpha: npt.NDArray[np.float32]
 
 
-def measure(target: Target, drafter: Drafter, corpus: Corpus, count: int) -> list[Measured]:
-    """Record a drafter on the corpus's sequences among the first `count` prompts."""
+def measure(target: Target, drafter: Drafter, corpus: Corpus, count: int, kept: Path) -> list[Measured]:
+    """Record a drafter on the corpus's sequences among the first `count` prompts, or read it from the file `kept`."""
     gamma = drafter.config.gamma
+    chosen = [corpus[i] for i in recordable(corpus, gamma)]
+    chosen = [sequence for sequence in chosen if sequence.index < count]
+    texts = hashlib.sha256(b"".join(np.asarray(sequence.tokens, dtype=np.int64).tobytes() for sequence in chosen))
+    key = f"{drafter_hash(drafter)} {texts.hexdigest()}"
+    found = read_measured(kept, key)
+    if found is not None:
+        return found
     found = []
-    for i in recordable(corpus, gamma):
-        sequence = corpus[i]
-        if sequence.index >= count:
-            continue
+    for sequence in tqdm(chosen, desc="measuring", unit="text"):
         random = np.random.Generator(np.random.Philox(key=[0, sequence.index]))
         (rows,) = record_text(
             target,
@@ -169,7 +180,34 @@ def measure(target: Target, drafter: Drafter, corpus: Corpus, count: int) -> lis
         )
         usable = int(rows.lengths[0]) - gamma - 1
         found.append(Measured(sequence.domain, rows.accepted[:usable].astype(np.int64), rows.alpha[:usable]))
+    with replacing(kept) as part, part.open("wb") as stream:
+        np.savez_compressed(
+            stream,
+            key=np.array(key),
+            domain=np.array([text.domain for text in found]),
+            blocks=np.array([text.accepted.size for text in found]),
+            accepted=np.concatenate([text.accepted for text in found]),
+            alpha=np.concatenate([text.alpha for text in found]),
+        )
     return found
+
+
+def read_measured(file: Path, key: str) -> list[Measured] | None:
+    """What was measured of this drafter on these texts; None: nothing, or what cannot be read."""
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            if str(arrays["key"]) != key:
+                return None
+            ends = np.cumsum(arrays["blocks"])[:-1]
+            parts = zip(
+                arrays["domain"].tolist(),
+                np.split(arrays["accepted"], ends),
+                np.split(arrays["alpha"], ends),
+                strict=True,
+            )
+            return [Measured(domain, accepted, alpha) for domain, accepted, alpha in parts]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
 
 
 def result_rows(variant: Variant, drafter: Drafter, anchors: int, texts: list[Measured]) -> list[dict[str, Any]]:
@@ -298,7 +336,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     results, timings = {}, []
     for variant, file in files.items():
         drafter, about = read_drafter(file, target)
-        texts = measure(target, drafter, corpus, given.prompts)
+        texts = measure(target, drafter, corpus, given.prompts, file.parent / "measured.npz")
         results[variant] = result_rows(variant, drafter, about.training["anchors"], texts)
         if variant in length:
             timings.append(latency_row(target, drafter, given.repeats, device))

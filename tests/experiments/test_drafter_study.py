@@ -48,7 +48,9 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(file)
 
 
-def test_study_makes_the_tables_that_the_reports_read(recipe: str, tmp_path: Path) -> None:
+def test_study_makes_the_tables_that_the_reports_read(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "study"
     command = ["--recipe", recipe, "--anchors", "64", "--drafters", "dspark,dflash", "--depths", "1,2"]
     command += ["--lengths", "2,3", "--prompts", "24", "--repeats", "3", "--jobs", "1", "--out", str(out)]
@@ -74,8 +76,19 @@ def test_study_makes_the_tables_that_the_reports_read(recipe: str, tmp_path: Pat
     assert (timings["verify_ms"] > 0).all()
 
     before = (out / "depth.csv").read_bytes()
-    drafter_study.main(command)  # all trainings are there: only measured again
+    kept = sorted(out.glob("*/measured.npz"))
+    assert len(kept) == 6
+    kept[0].write_bytes(b"damaged")
+    np.savez(kept[1], key=np.array("another drafter's"))
+    recorded: list[Any] = []
+    real = drafter_study.record_text
+    monkeypatch.setattr(drafter_study, "record_text", lambda *a, **k: recorded.append(0) or real(*a, **k))
+    drafter_study.main(command)  # all is there: only what is damaged, or of another drafter, is measured again
     assert (out / "depth.csv").read_bytes() == before
+    assert len(recorded) == sum(np.load(file)["blocks"].size for file in kept[:2])
+    recorded.clear()
+    drafter_study.main(command)
+    assert not recorded
 
     drafter_depth.main(["--results", str(out / "depth.csv"), "--out", str(tmp_path / "depth")])
     draft_length.main(
