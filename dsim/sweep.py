@@ -311,7 +311,7 @@ def _runs(
     wanted = [points[i] for i in missing]
     with nullcontext() if here else workers(backend, min(jobs, len(missing)), address) as pool:
         if pool is not None and backend == "loky":
-            estimates = _estimated_there(pool, study, wanted, min(jobs, len(missing)))
+            estimates = _estimated_there(pool, study, wanted, min(jobs, len(wanted)))
         else:
             estimates = _efforts(study, wanted)
         efforts = dict(zip(missing, estimates, strict=True))
@@ -326,8 +326,9 @@ def _runs(
 def _estimated_there(pool: Workers, study: _Study, points: Sequence[Point], jobs: int) -> list[float]:
     """`_efforts`, by worker processes on this machine: they need compiled code for it, which this process does not."""
     # Where the code is not in the cache yet, one compiles it and the others wait.
-    under_way = {pool.submit(_estimated, study, points) for _ in range(jobs if is_warm() else 1)}
-    for _ in range(jobs - len(under_way)):
+    at_once = jobs if study.engine == "step" or is_warm() else 1
+    under_way = {pool.submit(_estimated, study, points) for _ in range(at_once)}
+    for _ in range(jobs - at_once):
         pool.submit(_wake)
     while under_way:
         ended, under_way = concurrent.futures.wait(under_way, return_when=concurrent.futures.FIRST_COMPLETED)
@@ -341,7 +342,8 @@ def _estimated_there(pool: Workers, study: _Study, points: Sequence[Point], jobs
                 if isinstance(found, InputError):
                     raise found
                 return found
-    return _efforts(study, points)
+    # Whatever ended them may end this process, too. The runs go on; their order is the only thing that suffers.
+    return [_effort(study.scenario, point, compiled=False) for point in points]
 
 
 def _estimated(study: _Study, points: Sequence[Point]) -> list[float] | InputError:
@@ -440,9 +442,9 @@ class _Progress:
 def _efforts(study: _Study, points: Sequence[Point]) -> list[float]:
     """Rough seconds of each run, for the order of the work and the time that is left only."""
     fast = study.engine != "step" and study.probe is None
-    compiled = {arm: fast and compiles(study.scenario, arm) for arm in {point.arm for point in points}}
+    compiled = {arm: fast and compiles(study.scenario, arm) for arm in sorted({point.arm for point in points})}
     if any(compiled.values()):
-        warm_up()  # or every worker would compile the loop for itself
+        warm_up()  # or all processes that come after this one would compile the loop
     return [_effort(study.scenario, point, compiled=compiled[point.arm]) for point in points]
 
 

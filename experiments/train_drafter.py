@@ -54,7 +54,7 @@ def options() -> argparse.ArgumentParser:
         metavar="FILE",
         type=Path,
         help="begin with this drafter's weights; where its sequential head is another one, with those of its backbone "
-        "(an RNN head begins as a Markov head)",
+        "(an RNN head begins as a Markov head of its rank)",
     )
     cli.add_argument("--out", metavar="DIR", type=Path, help="default: results/train_drafter/KIND-HEAD")
     cli.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu", help="default: %(default)s")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from dsim.scenario import Point
 from dsim.schema import load_scenario
 from dsim.store import Store
 from dsim.sweep import grid, run
+from dsim.workers import Workers
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = {"load.users": [2, 6], "load.scored_min": 12, "load.scored_per_user": 2, "measure.seeds": 2}
@@ -449,15 +451,46 @@ def odd(tmp_path, *, kill=False, answer="None"):
     return load_scenario("decode-node", SMALL | {"arms.6.policy": f"{policy}:Odd"})
 
 
-@pytest.mark.parametrize("warm", [True, False])
-def test_the_order_of_the_work_is_found_by_workers(scenario, monkeypatch, warm):
-    monkeypatch.setattr(sweeps, "is_warm", lambda: warm)
+def test_the_order_of_the_work_is_found_by_workers(scenario, monkeypatch):
     monkeypatch.setattr(sweeps, "_efforts", None)  # workers have their own
     points = grid(scenario, arms=["none"])
     assert len(run(scenario, points, jobs=2, progress=False).table) == len(points)
 
 
+@pytest.mark.parametrize(
+    ("engine", "warm", "estimates"), [("auto", True, 3), ("auto", False, 1), ("step", True, 3), ("step", False, 3)]
+)
+def test_code_that_is_not_in_the_cache_is_compiled_by_one_worker(scenario, monkeypatch, engine, warm, estimates):
+    monkeypatch.setattr(sweeps, "is_warm", lambda: warm)
+    given = []
+
+    def submit(function, *arguments):
+        given.append(function)
+        future = Future()
+        future.set_result(function(*arguments))
+        return future
+
+    pool = Workers(submit, lambda: 3, lambda error: False)
+    study = sweeps._Study(scenario, None, None, engine)
+    points = grid(scenario, arms=["none"])
+    assert sweeps._estimated_there(pool, study, points, 3) == sweeps._efforts(study, points)
+    assert given == [sweeps._estimated] * estimates + [sweeps._wake] * (3 - estimates)
+
+
+def test_an_order_without_any_worker_left_to_find_it(scenario, monkeypatch):
+    def submit(function, *arguments):
+        future = Future()
+        future.set_exception(RuntimeError("killed"))
+        return future
+
+    monkeypatch.setattr(sweeps, "_efforts", None)  # what killed them is not tried here
+    pool = Workers(submit, lambda: 3, lambda error: True)
+    points = grid(scenario, arms=["none"])
+    assert min(sweeps._estimated_there(pool, sweeps._Study(scenario, None, None, "auto"), points, 3)) > 0
+
+
 def test_a_worker_that_is_killed_before_the_first_run(tmp_path):
+    pytest.importorskip("numba")
     scenario = odd(tmp_path, kill=True)
     points = grid(scenario, arms=["dspark"])
     found = run(scenario, points, jobs=2, progress=False)
@@ -465,7 +498,9 @@ def test_a_worker_that_is_killed_before_the_first_run(tmp_path):
     assert found.table.to_csv() == run(scenario, points, progress=False).table.to_csv()
 
 
-def test_what_a_worker_refuses_before_the_first_run_is_named(tmp_path):
+def test_what_a_worker_refuses_before_the_first_run_is_named(tmp_path, monkeypatch):
+    pytest.importorskip("numba")
+    monkeypatch.setattr(sweeps, "_efforts", None)  # workers have their own
     scenario = odd(tmp_path, answer="42")
     with pytest.raises(InputError, match=r"field 'kernel\(\)': .*offers no kernel, got 'int'"):
         run(scenario, grid(scenario, arms=["dspark"]), jobs=2, progress=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 
@@ -28,8 +29,12 @@ def test_the_mark_is_set_once_all_built_in_code_was_imported(monkeypatch, folder
     assert len(list(folder.iterdir())) == 1
 
 
-@pytest.mark.parametrize("change", ["version", "machine", "stamp"])
-def test_the_mark_of_another_state_does_not_count(change, monkeypatch, folder):
+@pytest.mark.parametrize("change", ["version", "machine", "stamp", "size"])
+def test_the_mark_of_another_state_does_not_count(change, monkeypatch, folder, tmp_path_factory):
+    source = tmp_path_factory.mktemp("sources") / "loop.py"
+    source.write_text("pass\n")
+    stamp = source.stat().st_mtime_ns
+    monkeypatch.setattr(kernels, "_source_files", lambda: [source])
     monkeypatch.setattr(kernels, "_COMPILED", ())
     kernels.note_warm()
     assert kernels.is_warm()
@@ -37,16 +42,22 @@ def test_the_mark_of_another_state_does_not_count(change, monkeypatch, folder):
         monkeypatch.setattr(kernels, "_version", lambda name: "99")
     elif change == "machine":
         monkeypatch.setattr("platform.node", lambda: "another")
+    elif change == "stamp":
+        os.utime(source, ns=(stamp, stamp + 1000))
     else:
-        monkeypatch.setattr(kernels, "_source_files", lambda: [folder / "loop.py"])
-        (folder / "loop.py").write_text("pass\n")
+        source.write_text("pass  # and more\n")
+        os.utime(source, ns=(stamp, stamp))
     assert not kernels.is_warm()
 
 
-def test_the_built_in_code_is_what_numba_compiles_on_import():
+def test_sources_that_are_no_files_are_not_warm(monkeypatch, folder):
+    monkeypatch.setattr(kernels, "_source_files", lambda: [folder / "archive.zip" / "loop.py"])
+    assert not kernels.is_warm()
+
+
+def test_what_is_compiled_on_import_is_among_the_sources():
     for package, name in kernels._COMPILED:
         assert name in dict(kernels._SOURCES)[package]
-        assert importlib.util.find_spec(f"{package}.{name.removesuffix('.py')}") is not None
 
 
 def test_asking_imports_no_numba():

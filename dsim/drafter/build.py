@@ -189,9 +189,9 @@ def read_drafter(path: str | Path, target: Target) -> tuple[Drafter, DrafterFile
 def take_weights(drafter: Drafter, target: Target, path: str | Path) -> dict[str, Any]:
     """Put the weights of a drafter file into another drafter, as what its training starts from.
 
-    An RNN head begins as the Markov head of the file (`dsim.drafter.heads.RnnHead.begin_as`). Between other pairs of
-    heads only the backbone is taken: what one learned means nothing to the other, nor do the confidences about its
-    drafts.
+    An RNN head begins as the file's Markov head of the same rank (`dsim.drafter.heads.RnnHead.begin_as`). Between other
+    pairs of heads only the backbone is taken: what one learned means nothing to the other, nor do the confidences about
+    its drafts.
 
     Returns
     -------

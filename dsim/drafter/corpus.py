@@ -138,17 +138,7 @@ def generate_shard(
         A prompt is too long, or the shard that is there was generated otherwise.
     """
     if folder.is_dir():
-        found = _read(folder).header
-        for item in fields(CorpusHeader):
-            ours, theirs = getattr(header, item.name), getattr(found, item.name)
-            if item.name != "device" and ours != theirs:
-                raise InputError(
-                    "the shard there was generated otherwise",
-                    file=folder,
-                    field=item.name,
-                    value=theirs,
-                    expected=f"{ours!r}, or another folder",
-                )
+        _must_be_alike(folder, header)
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".shard-"))
@@ -157,9 +147,30 @@ def generate_shard(
             _answers(target, prompts, header, rows, max_prompt_tokens, progress), key=lambda sequence: sequence.index
         )
         _write(done, temporary, header)
-        os.rename(temporary, folder)
+        try:
+            os.rename(temporary, folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+            # Another process has made it meanwhile.
+            _must_be_alike(folder, header)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _must_be_alike(folder: Path, header: CorpusHeader) -> None:
+    """Raise InputError where the shard that lies there was generated otherwise."""
+    found = _read(folder).header
+    for item in fields(CorpusHeader):
+        ours, theirs = getattr(header, item.name), getattr(found, item.name)
+        if item.name != "device" and ours != theirs:
+            raise InputError(
+                "the shard there was generated otherwise",
+                file=folder,
+                field=item.name,
+                value=theirs,
+                expected=f"{ours!r}, or another folder",
+            )
 
 
 class _Row:

@@ -77,10 +77,11 @@ class RnnHead(nn.Module):
     def begin_as(self, head: MarkovHead) -> None:
         """Start as a trained Markov head of the same sizes (ungated), in the manner of Net2Net (arXiv 1511.05641).
 
-        With the output o = tanh(a W1[x]) and out = W2 / a the bias is W2 W1[x], up to what tanh bends. Gate and
-        candidate stay as they are: the state reaches no output yet, and training lets it.
+        With the output o = tanh(a W1[x]) and out = W2 / a the bias is W2 W1[x], up to what tanh bends: 2 % of an entry
+        at most, because no |a W1| is larger than 1/4. Gate and candidate stay as they are: the state reaches no output
+        yet, and training lets it.
         """
-        a, r = 0.5, self.rank
+        a, r = 0.25 / max(0.5, float(head.embedding.weight.abs().max())), self.rank
         self.embedding.weight.copy_(head.embedding.weight)
         self.out.weight.copy_(head.out.weight / a)
         # Rows of `joint`: gate, candidate, output. Its columns: state, embedding, hidden.

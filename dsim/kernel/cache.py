@@ -111,7 +111,10 @@ def is_warm() -> bool:
     Asked before processes are started: where the code is there, each reads it at once, and where it is not, one
     compiles it and the others wait. A wrong answer costs time and nothing else. Imports no Numba.
     """
-    return _mark().exists()
+    try:
+        return _mark().exists()
+    except OSError:  # sources that are no files
+        return False
 
 
 def note_warm() -> None:
@@ -122,7 +125,7 @@ def note_warm() -> None:
 
 
 def _mark() -> Path:
-    """A file whose name says what Numba looks at before it takes code from its cache."""
+    """A file whose name says what Numba looks at before it takes code from its cache (of the CPU: the host's name)."""
     files = [Path(str(file)) for file in _source_files()]
     state = (
         [_version(name) for name in ("numba", "llvmlite", "numpy")],

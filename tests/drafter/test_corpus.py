@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -292,6 +293,22 @@ def test_an_index_counts_in_the_list_of_prompts(folder: Path, tmp_path: Path) ->
         shutil.copytree(folder / name, tmp_path / name)
     corpus = Corpus(tmp_path)
     assert [corpus[i].index for i in range(len(corpus))] == list(range(6, 15))
+
+
+def test_two_runs_at_once(folder: Path, target: LlamaTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both make the same shard; the slower one takes what the faster one has put there, if it is the same."""
+    real = os.rename
+
+    def too_late(source: Path, goal: Path) -> None:
+        shutil.copytree(folder / "shard-000000", goal, dirs_exist_ok=True)
+        real(source, goal)
+
+    monkeypatch.setattr("os.rename", too_late)
+    generate(target, tmp_path / "same", prompts=PROMPTS[:6])
+    assert contents(tmp_path / "same" / "shard-000000") == contents(folder / "shard-000000")
+    assert [path.name for path in (tmp_path / "same").iterdir()] == ["shard-000000"]
+    with pytest.raises(InputError, match="field 'seed': the shard there was generated otherwise"):
+        generate(target, tmp_path / "other", prompts=PROMPTS[:6], seed=4)
 
 
 def test_no_shards(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from dsim.drafter.build import (
 )
 from dsim.drafter.corpus import Corpus, generate_corpus
 from dsim.drafter.drafter import FINAL
+from dsim.drafter.heads import MarkovHead, RnnHead
 from dsim.drafter.losses import Losses
 from dsim.drafter.prompts import Prompt
 from dsim.drafter.target import LlamaTarget
@@ -39,6 +40,7 @@ from dsim.drafter.train import (
     tap_columns,
     usable_anchors,
 )
+from dsim.drafter.vocabulary import vocabulary_of
 from dsim.errors import InputError
 
 HEAT = 0.9
@@ -519,6 +521,21 @@ def test_an_rnn_head_begins_as_the_markov_head_it_starts_from(
     for _ in range(2):  # the first has a rate of 0
         grown.train_step()
     assert grown.drafter.sequential.joint.weight[rows, columns].all()
+
+
+@pytest.mark.parametrize("largest", [0.2, 2.7, 20.0])
+def test_an_rnn_heads_first_biases(largest: float) -> None:
+    torch.manual_seed(0)
+    vocabulary = vocabulary_of(torch.arange(50), 64)
+    markov, rnn = MarkovHead(50, 16, 8), RnnHead(50, 16, 8)
+    with torch.no_grad():
+        markov.embedding.weight *= largest / markov.embedding.weight.abs().max()
+        markov.out.weight.normal_()
+    rnn.begin_as(markov)
+    embedded = markov.embed(torch.randint(0, 50, (40, 3)), vocabulary)
+    hidden = torch.randn(40, 3, 8)
+    wanted, found = (head.biases(embedded, hidden, vocabulary) for head in (markov, rnn))
+    assert (found - wanted).norm() < 0.02 * wanted.norm()
 
 
 def test_starting_from_what_does_not_fit(tiny: LlamaTarget, make_fresh: Any, straight: Any, tmp_path: Path) -> None:

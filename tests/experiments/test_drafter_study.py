@@ -78,7 +78,9 @@ def test_study_makes_the_tables_that_the_reports_read(
     before = (out / "depth.csv").read_bytes()
     kept = sorted(out.glob("*/measured.npz"))
     assert len(kept) == 6
-    kept[0].write_bytes(b"damaged")
+    whole = bytearray(kept[0].read_bytes())
+    whole[len(whole) // 2] ^= 0xFF
+    kept[0].write_bytes(whole)
     np.savez(kept[1], key=np.array("another drafter's"))
     recorded: list[Any] = []
     real = drafter_study.record_text
@@ -89,6 +91,13 @@ def test_study_makes_the_tables_that_the_reports_read(
     recorded.clear()
     drafter_study.main(command)
     assert not recorded
+    fewer = [{"24": "21"}.get(word, word) for word in command]
+    drafter_study.main(fewer)  # other texts
+    assert len(recorded) == sum(np.load(file)["blocks"].size for file in kept)
+    recorded.clear()
+    kept[1].write_bytes(kept[0].read_bytes())  # another drafter's, on the same texts
+    drafter_study.main(fewer)
+    assert len(recorded) == np.load(kept[1])["blocks"].size > 0
 
     drafter_depth.main(["--results", str(out / "depth.csv"), "--out", str(tmp_path / "depth")])
     draft_length.main(
