@@ -406,6 +406,8 @@ def draw_curves(banks: Sequence[Opened], curves: pd.DataFrame, notes: str, out: 
             for one, end in zip(banks, ends, strict=True)
             if len(end)
         ],
+        # Behind the longest line: the name of a shorter one would stand on it.
+        at=float(last["position"].max()),
     )
     if shown:
         last = table[table["domain"] == ALL]
