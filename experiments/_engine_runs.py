@@ -378,6 +378,10 @@ def table_of(columns: Mapping[str, IntArray], names: Sequence[str]) -> IntArray:
 # -- the bank --------------------------------------------------------------------------------------------
 
 
+#: Prompts of the largest run: each is a domain of the bank.
+MOST_PROMPTS = 255
+
+
 def prompt_name(index: int) -> str:
     """The domain of a prompt in `bank_of_prompts`."""
     return f"prompt-{index:03d}"
@@ -394,7 +398,7 @@ def bank_of_prompts(bank: Bank, domains: Sequence[str], prompts: str, temperatur
     bank
         As `record_banks.py` writes it.
     domains
-        Of each prompt, by name; at most 255.
+        Of each prompt, by name; at most `MOST_PROMPTS`.
     prompts
         `prompts_hash` of as many prompts as the bank was recorded on.
     temperatures
@@ -408,6 +412,7 @@ def bank_of_prompts(bank: Bank, domains: Sequence[str], prompts: str, temperatur
     try:
         notes = json.loads(bank.header.notes)
         asked, draws, left_out = int(notes["prompts_asked"]), int(notes["draws"]), set(notes["left_out"])
+        answers = int(notes.get("answers", 1))
     except (ValueError, TypeError, KeyError):
         raise InputError(
             "does not say which prompts it was recorded on",
@@ -419,11 +424,18 @@ def bank_of_prompts(bank: Bank, domains: Sequence[str], prompts: str, temperatur
         raise InputError(
             "was recorded on other prompts", file="bank", field="prompts", value=notes.get("prompts"), expected=prompts
         )
-    if not len(domains) <= min(255, asked):
+    if len(domains) > MOST_PROMPTS:
+        raise InputError(
+            "a bank has so many domains at most",
+            field="prompts",
+            value=len(domains),
+            expected=f"at most {MOST_PROMPTS} in the largest run",
+        )
+    if len(domains) > asked:
         raise InputError(
             "holds too few prompts", file="bank", field="prompts", value=asked, expected=f"at least {len(domains)}"
         )
-    held = [index for index in range(asked) for _ in range(draws) if index not in left_out]
+    held = [index % asked for index in range(asked * answers) for _ in range(draws) if index not in left_out]
     if len(held) != bank.domain.size:
         raise InputError(
             "does not fit its notes", file="bank", field="left_out", value=bank.domain.size, expected=f"{len(held)}"

@@ -45,6 +45,8 @@ from experiments._engine_measure import CLOCKS, Plan, measure, repeatability, re
 from experiments._engine_runs import Measured, bank_of_prompts, read_measured
 
 POLICIES = ("none", "fixed:k=1", "fixed:k=3", "fixed:k=7", "threshold", "dspark", "vllm-adaptive")
+#: Tables beside the profile, which cannot have their names.
+TABLES = ("bank", "cells", "drift", "host", "measurement", "passes", "requests", "runs")
 #: Prompt seed of the evaluation split, as in `record_banks.py`.
 PROMPT_SEED = 0
 
@@ -130,6 +132,9 @@ def plan_of(given: argparse.Namespace) -> Plan:
         raise InputError(field="--seed", value=given.seed, expected="an integer >= 0")
     if given.clock == "cpu" and given.threads > 1:
         raise InputError("sums the time of all threads", field="--clock", value="cpu", expected="wall, or --threads 1")
+    if (given.name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", given.name)) or given.name in TABLES:
+        expected = f"lower case letters, digits, '.', '_' and '-', none of {', '.join(TABLES)}"
+        raise InputError(field="--name", value=given.name, expected=expected)
     if len(set(given.policies)) < len(given.policies):
         raise InputError(field="--policies", value=" ".join(given.policies), expected="each policy once")
     if given.quick:
@@ -159,7 +164,8 @@ def plan_of(given: argparse.Namespace) -> Plan:
     temperatures = about.temperatures if opened is None else opened.header.temperatures
     if given.temperatures is not None:
         temperatures = read_temperatures(given.temperatures, gamma)
-    bank = None if opened is None else _own_bank(opened, given.bank, prompts, digest, temperatures)
+    temperature = drafter.config.temperature if given.temperature is None else given.temperature
+    bank = None if opened is None else _own_bank(opened, given.bank, prompts, digest, temperature, temperatures)
     contexts = (max(2, min(lengths)), max(lengths) + given.max_tokens)
     batches = batch_sizes(given.users, gamma, given.prefill_chunk)
     sizes = profile_sizes(
@@ -174,7 +180,7 @@ def plan_of(given: argparse.Namespace) -> Plan:
         target=target.name,
         drafter=f"{drafter.config.kind} {digest}",
         gamma=gamma,
-        temperature=drafter.config.temperature if given.temperature is None else given.temperature,
+        temperature=temperature,
         temperatures=tuple(temperatures),
         arms=tuple(given.policies),
         users=given.users,
@@ -192,7 +198,9 @@ def plan_of(given: argparse.Namespace) -> Plan:
         rounds=given.rounds,
         about=_about(),
     )
-    return Plan(measured, target, drafter, prompts, requests, tuple(sizes), bank)
+    plan = Plan(measured, target, drafter, prompts, requests, tuple(sizes), bank)
+    _ = plan.options  # what an engine refuses is refused before anything is written
+    return plan
 
 
 def _quick(given: argparse.Namespace) -> dict[str, Any]:
@@ -215,14 +223,24 @@ def _prompt_sizes(lengths: Sequence[int], chunk: int) -> list[int]:
     return sorted({*sizes, chunk} if chunk <= 2 * high else sizes)
 
 
-def _own_bank(bank: Bank, name: str, prompts: Sequence[Prompt], digest: str, temperatures: Sequence[float]) -> Bank:
+def _own_bank(
+    bank: Bank,
+    name: str,
+    prompts: Sequence[Prompt],
+    digest: str,
+    temperature: float,
+    temperatures: Sequence[float],
+) -> Bank:
     try:
         notes = json.loads(bank.header.notes)
-        asked, found = int(notes["prompts_asked"]), notes["drafter_hash"]
+        asked, found, at = int(notes["prompts_asked"]), notes["drafter_hash"], float(notes["temperature"])
     except (ValueError, TypeError, KeyError):
-        asked, found = len(prompts), digest  # `bank_of_prompts` says what is missing
+        asked, found, at = len(prompts), digest, temperature  # `bank_of_prompts` says what is missing
     if found != digest:
         raise InputError("is of another drafter", file=name, field="drafter_hash", value=found, expected=digest)
+    if at != temperature:
+        expected = f"{temperature:g}"
+        raise InputError("was recorded otherwise", file=name, field="temperature", value=at, expected=expected)
     whole = generate_prompts(asked, seed=PROMPT_SEED, split="evaluation")
     try:
         return bank_of_prompts(bank, [prompt.domain for prompt in prompts], prompts_hash(whole), temperatures)

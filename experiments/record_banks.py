@@ -73,6 +73,13 @@ def options() -> argparse.ArgumentParser:
     cli.add_argument(
         "--draws", type=positive_int, default=1, metavar="N", help="blocks a position (default: %(default)s)"
     )
+    cli.add_argument(
+        "--answers",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="texts a prompt, each sampled anew, of the prompts to record (default: %(default)s)",
+    )
     cli.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
     cli.add_argument(
         "--shard", type=positive_int, default=256, metavar="N", help="prompts a text shard (default: %(default)s)"
@@ -139,6 +146,8 @@ def _record(
 def work_folder(given: argparse.Namespace, hashes: dict[str, str], split: str) -> Path:
     """Parts are kept by what they hold: another drafter, seed or text is other work."""
     options = [given.temperature, given.seed, given.draws, given.max_new_tokens, given.device, split]
+    if split == "evaluation" and given.answers > 1:
+        options += [given.answers, given.prompts]
     key = json.dumps([hashes, *options], sort_keys=True)
     return given.out / "parts" / f"{split}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
@@ -166,6 +175,7 @@ class Recorded:
 
     prompts: str  # `prompts_hash`
     asked: int  # how many prompts
+    answers: int  # texts of each: text i answers prompt i % asked
     corpus: Corpus
     indices: list[int]
     parts: list[tuple[Path, list[int]]]
@@ -200,7 +210,8 @@ def bank_of(
         "draws": given.draws,
         "prompts": split.prompts,
         "prompts_asked": split.asked,
-        "left_out": sorted(set(range(split.asked)) - set(split.indices)),  # answers too short for replay
+        **({"answers": split.answers} if split.answers > 1 else {}),
+        "left_out": sorted(set(range(split.asked * split.answers)) - set(split.indices)),  # too short for replay
         "text_seed": header.seed,
         "target_fingerprint": header.fingerprint,
         "device": device_text(device),
@@ -299,13 +310,15 @@ def _recorded(
     device: str,
 ) -> Recorded:
     """Text of a split and its parts, made where missing."""
-    count = given.prompts if split == "evaluation" else given.calibration
+    count, answers = (given.prompts, given.answers) if split == "evaluation" else (given.calibration, 1)
     prompts = generate_prompts(count, seed=text.seed, split=split)
     folder = text_folder(target, text, split)
-    make_text(given.target, text, prompts, folder, split, jobs=given.jobs, device=device)
-    shards = -(-count // text.shard)
+    if answers > 1:  # which prompt a text answers depends on how many there are
+        folder = folder.with_name(f"{folder.name}-{answers}answers-to{count}")
+    make_text(given.target, text, prompts * answers, folder, split, jobs=given.jobs, device=device)
+    shards = -(-count * answers // text.shard)
     corpus = Corpus(folder, last=shards)
-    indices = [i for i in recordable(corpus, gamma) if corpus[i].index < count]
+    indices = [i for i in recordable(corpus, gamma) if corpus[i].index < count * answers]
     if not indices:
         raise InputError(f"no answer has more than {gamma + 1} tokens", file=folder, field="--prompts", value=count)
     work = work_folder(given, hashes, split)
@@ -319,7 +332,7 @@ def _recorded(
         for i in range(jobs)
         if missing[i::jobs]
     )
-    return Recorded(prompts_hash(prompts), count, corpus, indices, parts)
+    return Recorded(prompts_hash(prompts), count, answers, corpus, indices, parts)
 
 
 if __name__ == "__main__":

@@ -158,12 +158,17 @@ GAMMA = 2
 DOMAINS = ["math", "code", "chat", "math", "code", "chat"]
 
 
-def recorded(left_out: list[int], draws: int = 2, asked: int = 6, changes: dict[str, Any] | None = None) -> Any:
-    """A bank of six prompts; the texts of prompt i accept i % 3 drafts everywhere and have 6 + i rows."""
-    held = [i for i in range(asked) for _ in range(draws) if i not in left_out]
-    lengths = [6 + i for i in held]
+def recorded(
+    left_out: list[int], draws: int = 2, asked: int = 6, answers: int = 1, changes: dict[str, Any] | None = None
+) -> Any:
+    """A bank of six prompts; the texts of prompt i accept i % 3 drafts everywhere, text i has 6 + i rows."""
+    texts = [i for i in range(asked * answers) for _ in range(draws) if i not in left_out]
+    held = [i % asked for i in texts]
+    lengths = [6 + i for i in texts]
     rows = sum(lengths)
     notes = {"prompts": "hash", "prompts_asked": asked, "draws": draws, "left_out": left_out, "drafter_hash": "d"}
+    if answers > 1:
+        notes["answers"] = answers
     return make_bank(
         BankHeader(
             gamma=GAMMA,
@@ -207,6 +212,17 @@ def test_a_prompt_without_texts_takes_those_of_the_next_one_of_its_domain() -> N
     assert bank.header.temperatures == (1.0, 1.0)
 
 
+def test_a_prompt_has_all_its_answers() -> None:
+    bank = bank_of_prompts(recorded([1, 8], draws=1, answers=2), DOMAINS, "hash", ())
+    # 1's first answer and 2's second one are too short for replay.
+    assert np.diff(bank.bounds).tolist() == [6, 12, 13, 8, 9, 15, 10, 16, 11, 17]
+    assert bank.domain.tolist() == [0, 0, 1, 2, 3, 3, 4, 4, 5, 5]
+    drafts = BankDrafts(bank, seed=3)
+    for request in range(6):
+        drafts.open(request, request, 3)
+    assert drafts.draft(np.arange(6), np.zeros(6, dtype=np.int64))[1].tolist() == [0, 1, 2, 0, 1, 2]
+
+
 def test_texts_by_domain_only() -> None:
     bank = by_text_domain(bank_of_prompts(recorded([]), DOMAINS, "hash", ()))
     assert bank.header.domains == ("math", "code", "chat")
@@ -224,6 +240,7 @@ def test_texts_by_domain_only() -> None:
         ),
         (lambda: recorded([], changes={"prompts": "other"}), DOMAINS, "recorded on other prompts.*got 'other'"),
         (lambda: recorded([]), DOMAINS * 2, "holds too few prompts.*got 6.*at least 12"),
+        (lambda: recorded([], asked=300), DOMAINS * 50, "so many domains at most, got 300, expected at most 255"),
         (lambda: recorded([], changes={"left_out": [0]}), DOMAINS, "does not fit its notes.*got 12, expected 10"),
         (lambda: recorded([1]), DOMAINS[:3], "has no text of this domain.*got 'code'"),
     ],

@@ -240,6 +240,11 @@ def test_a_measurement_of_other_settings_is_not_gone_on_with(
         (("--drafter", "nowhere.safetensors"), "is not there"),
         (("--bank", "nowhere.npz"), "bank not found"),
         (("--temperatures", "nowhere.json"), "nowhere.json"),
+        (("--temperature", 1.5), "'temperature': was recorded otherwise, got 1.0, expected 1.5"),
+        (("--temperature", 0), "'temperature'"),
+        (("--name", "runs"), "'--name': got 'runs'"),
+        (("--name", "a/b"), "'--name': got 'a/b'"),
+        (("--name", "Upper"), "'--name': got 'Upper'"),
     ],
 )
 def test_bad_options_are_one_line(
@@ -249,6 +254,15 @@ def test_bad_options_are_one_line(
     text = capsys.readouterr().err
     assert message in text
     assert text.count("\n") == 1
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_temperature_that_no_engine_has_leaves_nothing_behind(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--drafter", models / "drafter.safetensors", "--target", "tiny", "--quick", "--out", tmp_path / "m"]
+    assert run(measure_engine.main, *given, "--temperature", -1) == 2
+    assert "'temperature': got -1.0, expected a finite number > 0" in capsys.readouterr().err
     assert not (tmp_path / "m").exists()
 
 

@@ -268,6 +268,27 @@ def test_other_draws_seeds_and_drafters_are_other_work(files: dict[str, Path], r
 
 
 @pytest.mark.slow
+def test_several_answers_a_prompt(files: dict[str, Path], tmp_path: Path) -> None:
+    given = {"dspark": files["dspark"]}
+    run(tmp_path / "one", given, "--prompts", "6")
+    run(tmp_path / "three", given, "--prompts", "6", "--answers", "3")
+    one, three = (read_bank(tmp_path / name / "dspark.npz") for name in ("one", "three"))
+    notes = json.loads(three.header.notes)
+    assert (notes["prompts_asked"], notes["answers"]) == (6, 3)
+    assert notes["prompts"] == json.loads(one.header.notes)["prompts"]
+    assert set(notes["left_out"]) <= set(range(18))
+    assert three.domain.size == 18 - len(notes["left_out"])
+    kept = [i for i in range(18) if i not in notes["left_out"]]
+    assert three.domain.tolist() == [i % 6 % 3 for i in kept]
+    # The first answers are those of before, the others are other texts.
+    assert three.accepted[: one.accepted.size].tolist() == one.accepted.tolist()
+    lengths = {i: int(n) for i, n in zip(kept, np.diff(three.bounds), strict=True)}
+    assert any(lengths.get(i) != lengths.get(i + 6) for i in range(6))
+    # What is kept of other counts is another folder: all of it again, byte by byte.
+    run(tmp_path / "again", given, "--prompts", "6", "--answers", "3")
+    assert results(tmp_path / "three") == results(tmp_path / "again")
+
+
 def test_two_processes(files: dict[str, Path], recorded: Path, tmp_path: Path) -> None:
     run(tmp_path / "out", files, "--jobs", "2")
     assert results(tmp_path / "out") == results(recorded)
