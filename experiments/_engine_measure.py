@@ -382,9 +382,11 @@ def _request_rows(plan: Plan, piece: Piece) -> pd.DataFrame:
 def repeatability(runs: pd.DataFrame) -> pd.DataFrame:
     """A row a cell: means over the rounds, and half the range of the rounds as a share of the mean.
 
-    ``machine`` is that of the time ratio: the time of the same work.
+    ``machine`` is that of the time ratio, the time of the same work; ``machine_after_drift`` that of what is left of it
+    after the drift.
     """
     rows = []
+    runs = runs.assign(steady_ratio=runs["time_ratio"] / runs["drift"])
     for (arm, users), found in runs.groupby(["arm", "users"], sort=False):
         row: dict[str, Any] = {"arm": arm, "users": users, "rounds": len(found)}
         for name in (
@@ -394,8 +396,10 @@ def repeatability(runs: pd.DataFrame) -> pd.DataFrame:
             "verification_budget",
             "drift",
             "time_ratio",
+            "steady_ratio",
         ):
             row[name] = found[name].mean()
             row[f"{name}_half_range"] = (found[name].max() - found[name].min()) / 2 / found[name].mean()
         rows.append(row)
-    return pd.DataFrame(rows).rename(columns={"time_ratio_half_range": "machine"})
+    names = {"time_ratio_half_range": "machine", "steady_ratio_half_range": "machine_after_drift"}
+    return pd.DataFrame(rows).rename(columns=names)

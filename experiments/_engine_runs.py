@@ -529,7 +529,7 @@ def open_measurement(folder: Path) -> Measurement:
         ("passes", ("kind", "context", "requests", "tokens", "usual_ms", "median_ms", "mean_ms")),
         ("host", ("round", "requests", "ms")),
         ("runs", ("round", "arm", "users", "drift", "time_ratio", *METRICS)),
-        ("requests", ("round", "arm", "users", "request", "prompt_tokens", "output_tokens")),
+        ("requests", ("round", "arm", "users", "request", "domain", "prompt_tokens", "output_tokens")),
     ):
         file = folder / f"{name}.csv"
         try:

@@ -65,7 +65,7 @@ class Case:
     run
         Called with `RunOptions`; returns the tables by name, ``validation`` among them.
     draw
-        Called with tables, a folder and a stem: writes ``STEM*.png`` and returns (file stem, what it shows).
+        Called with tables, a folder and a stem: writes ``STEM*.png``.
     page
         The case's section of docs/validation.md, from its tables; headings of level 3 and below.
     headline

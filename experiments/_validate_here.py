@@ -6,9 +6,11 @@ variable ``DSIM_MEASUREMENT`` names. Where there is neither, the shipped one is 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ NAME = "here"
 #: Where measurements are looked for: a variable, then the default output of measure_engine.py, then what is shipped.
 VARIABLE = "DSIM_MEASUREMENT"
 RESULTS = Path("results/measure_engine")
-SHIPPED = Path(__file__).parents[1] / "dsim" / "data" / "validation" / "here"
+SHIPPED = Path(str(resources.files("dsim") / "data" / "validation" / "here"))
 #: Simulations of a run: which of a prompt's recorded texts a request meets is drawn anew in each.
 DRAWS = 8
 METRICS = {
@@ -145,7 +147,8 @@ class Cell:
 def predict(found: Measurement, cell: Cell, variant: Variant = FULL, *, draws: int = DRAWS) -> dict[str, Any]:
     """Means of the simulated run's metrics over `draws` simulations, and its sources.
 
-    What goes in of the run itself: which prompts were asked, and how long the answers were.
+    What goes in of the run itself: which prompts were asked, how long the answers were, and how slow the machine was
+    meanwhile, by the passes that were timed between the run's steps (`Measurement.drift`).
     """
     measured = found.measured
     host = fitted_host(found.host)
@@ -227,7 +230,8 @@ def run_case(options: RunOptions) -> dict[str, pd.DataFrame]:
         "machine": _machine(found),
     }
     print(
-        "\nThe errors beside the repeatability (half the range over the rounds; machine: of the time of the same work)"
+        "\nThe errors beside the repeatability (half the range over the rounds; machine: of the time of the same work; "
+        "after drift: less what the passes between its steps showed; luck: of the texts, one standard deviation)"
     )
     print_table(_beside(cells))
     if options.ablate:
@@ -242,7 +246,9 @@ def compared(runs: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     """A row a policy and load: means over the rounds, measured and predicted, and half the range of what was measured.
 
     ``NAME``, ``NAME_predicted``, ``NAME_half_range`` (a share) for every metric; ``time_ratio``: measured time of the
-    run's own steps over the profile's prices for them; ``machine``: half the range of that ratio over the rounds.
+    run's own steps over the profile's prices for them; ``machine``: half the range of that ratio over the rounds;
+    ``steady_ratio``, ``machine_after_drift``: both after the runs' drift was taken out, which the predictions know too;
+    ``luck``: standard deviation that other texts of the same prompts give the mean accepted length, a share.
     """
     both = runs.merge(table, on=["arm", "users", "round"], suffixes=("", "_predicted"))
     rows = []
@@ -252,7 +258,10 @@ def compared(runs: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
             row[name] = found[name].mean()
             row[f"{name}_predicted"] = found[f"{name}_predicted"].mean()
             row[f"{name}_half_range"] = _half_range(found[name])
+        steady = found["time_ratio"] / found["drift"]
         row["time_ratio"], row["machine"] = found["time_ratio"].mean(), _half_range(found["time_ratio"])
+        row["steady_ratio"], row["machine_after_drift"] = steady.mean(), _half_range(steady)
+        row["luck"] = np.sqrt((found["accepted_length_sd"] ** 2).mean() / len(found)) / row["accepted_length"]
         row |= {name: found[name].iloc[0] for name in ("cost_source", "drafts_source")}
         row |= {"extrapolated": bool(found["extrapolated"].any()), "scored": int(found["n_scored"].sum())}
         rows.append(row)
@@ -268,8 +277,10 @@ def _beside(cells: pd.DataFrame) -> pd.DataFrame:
     for name, word in (("throughput_tok_s", "throughput"), ("tps_per_user", "tok/s/user"), ("accepted_length", "tau")):
         shown[f"{word} error"] = [percent(v, sign=True) for v in cells[f"{name}_predicted"] / cells[name] - 1]
         shown[f"{word} spread"] = [percent(value) for value in cells[f"{name}_half_range"]]
-    shown["step times"] = [percent(value, sign=True) for value in 1 / cells["time_ratio"] - 1]
-    return pd.DataFrame(shown | {"machine": [percent(value) for value in cells["machine"]]})
+    shown["luck"] = [percent(value) for value in cells["luck"]]
+    shown["step times"] = [percent(value, sign=True) for value in 1 / cells["steady_ratio"] - 1]
+    shown["machine"] = [percent(value) for value in cells["machine"]]
+    return pd.DataFrame(shown | {"after drift": [percent(value) for value in cells["machine_after_drift"]]})
 
 
 def _rows(cells: pd.DataFrame) -> list[dict[str, Any]]:
@@ -292,7 +303,15 @@ def _rows(cells: pd.DataFrame) -> list[dict[str, Any]]:
         }
         for cell in cells.to_dict("records")
         for metric, unit in METRICS.items()
+        if not _known_beforehand(cell["arm"], metric)
     ]
+
+
+def _known_beforehand(arm: str, metric: str) -> bool:
+    """Whether the policy alone says what the metric is: nothing to predict, and no error to be proud of."""
+    if metric == "verification_budget":
+        return arm == "none" or arm.startswith("fixed")
+    return metric == "accepted_length" and arm == "none"
 
 
 def _machine(found: Measurement) -> pd.DataFrame:
@@ -314,7 +333,8 @@ def _machine(found: Measurement) -> pd.DataFrame:
         "profile": found.profile.name,
         "passes": str(len(found.profile.samples)),
         "contexts": f"{measured.contexts[0]} and {measured.contexts[1]}",
-        "bank": "none" if found.bank is None else f"{found.bank.accepted.size} positions",
+        "bank": "none" if found.bank is None else f"{found.bank.accepted.size:,} positions",
+        "answers": "0" if found.bank is None else str(json.loads(found.bank.header.notes).get("answers", 1)),
     }
     return pd.DataFrame({"name": list(said), "value": list(said.values())})
 
@@ -347,9 +367,8 @@ def draw_case(tables: Tables, folder: Path, stem: str) -> None:
         f"{said['target']}, {said['drafter'].partition(' ')[0]} drafter, gamma {said['gamma']}, on "
         f"{said['processor']}, {said['threads']} thread(s). Filled with bars: measured, mean and range of "
         f"{said['rounds']} rounds (texts {said['texts']}). Rings: predicted by replaying the requests with the "
-        "profile's step times and the bank's "
-        "drafts; of the runs only prompts and answer lengths went in. Right: gray, what was allowed: 3 % and the "
-        "machine's repeatability.",
+        "profile's step times and the bank's drafts; of the runs went in prompts, answer lengths, and the machine's "
+        "speed meanwhile. Right: gray, what was allowed: 3 % and the machine's repeatability.",
     )
     for ax, name, label in (
         (axes[0, 0], "throughput_tok_s", "throughput, tok/s"),

@@ -298,7 +298,13 @@ def test_what_is_no_luck_is_predicted_to_three_percent(tables: dict[str, pd.Data
     # The others have the luck of 24 short answers in them.
     for name in ("throughput_tok_s", "tps_per_user"):
         assert (cells[f"{name}_predicted"] / cells[name] - 1).abs().max() < 0.12
-    assert not tables["validation"]["extrapolated"].any()
+    scored = tables["validation"]
+    assert not scored["extrapolated"].any()
+    # What the policy alone decides is no prediction.
+    budgets = scored[scored["metric"] == "verification_budget"]
+    assert set(budgets["arm"]) == {"dspark"}
+    assert "none" not in set(scored.loc[scored["metric"] == "accepted_length", "arm"])
+    assert (cells["luck"] > 0).tolist() == [arm != "none" for arm, _ in cells.index]
     assert cells.loc[("fixed:k=1", 1), "verification_budget_predicted"] == 2.0
     assert set(tables["validation"]["cost_source"]) == {"measured:here-tiny:additive"}
 
@@ -320,8 +326,11 @@ def test_the_page_and_the_headline_come_from_the_tables(tables: dict[str, pd.Dat
     for arm in ARMS:
         assert f"| {arm} |" in text
     allowed = error_summary(tables["validation"]).set_index("metric").loc["throughput_tok_s", "target"]
-    machine = tables["cells"]["machine"].to_numpy()
+    cells = tables["cells"]
+    machine = cells["machine_after_drift"].to_numpy()
     assert allowed == pytest.approx(0.03 + np.sqrt((machine**2).mean()))
+    # What the predictions are told is not allowed for again.
+    assert np.sqrt((machine**2).mean()) < 0.5 * np.sqrt((cells["machine"] ** 2).mean())
     assert "3 policies at 2 loads" in headline(tables)
     again = {}
     for name, table in tables.items():
