@@ -389,8 +389,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         plan.measured.write(stage / "measurement.json")
         written(stage)
     print(
-        "\nThe runs, mean over the rounds; machine: half the range of the time of the same steps, then the same after the "
-        "drift was taken out that the passes between them show"
+        "\nThe runs, mean over the rounds; machine: half the range of the time of the same steps, then the same after "
+        "the drift was taken out that the passes between them show"
     )
     shown = ["arm", "users", "rounds", "throughput_tok_s", "throughput_tok_s_half_range", "tps_per_user"]
     print_table(
