@@ -11,7 +11,11 @@ member              dtype, shape    meaning
 ``accepted``        uint8[N]        drafts accepted when the whole block is verified
 ``bounds``          int64[T + 1]    first row of each trajectory, and the end
 ``domain``          uint8[T]        index into the header's domains
+``sha256``          uint8[32]       digest of the members above; a ``recorded`` bank has it, others may
 =================== =============== ========================================================================
+
+The digest is the SHA-256 over the members above in this order: for each the line ``"\\n{name} {dtype} {shape}\\n"``
+(``"\\naccepted uint8 (74879,)\\n"``), then its bytes. It tells that a file was changed, and is no signature.
 
 Row t of a trajectory is the block drafted after its t-th generated token. Reading unpacks the bank once to a
 cache folder (named by the file's SHA-256), where the arrays are memory-mapped and shared by all processes.
@@ -27,7 +31,7 @@ import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -43,9 +47,18 @@ from dsim.files import cache_dir, replacing
 FORMAT = "dsim-bank"
 VERSION = 1
 KINDS = ("recorded", "synthetic", "visited")
-#: Version of the unpacked form in the cache.
-LAYOUT = 3
-_MEMBERS = ("confidence", "alpha", "accepted", "bounds", "domain")
+#: Version of the unpacked form in the cache, and of what a file was checked for before it was unpacked.
+LAYOUT = 4
+#: The members that every bank has, in the order of the digest.
+_TYPES: dict[str, type[np.generic]] = {
+    "header": np.uint8,
+    "confidence": np.uint8,
+    "alpha": np.uint8,
+    "accepted": np.uint8,
+    "bounds": np.int64,
+    "domain": np.uint8,
+}
+_DIGEST = "sha256"
 
 
 @dataclass(frozen=True)
@@ -253,20 +266,36 @@ def check_bank(bank: Bank, file: str | Path) -> None:
 
 
 def write_bank(bank: Bank, path: str | Path) -> None:
-    """Write a bank file, atomically."""
+    """Write a bank file with its digest, atomically.
+
+    Raises
+    ------
+    InputError
+        An array out of shape or range, or a header that is not one (`check_bank`).
+    """
     path = Path(path)
     check_bank(bank, path)
-    header = np.frombuffer(_header_json(bank.header).encode(), dtype=np.uint8)
+    members: dict[str, Any] = {
+        "header": np.frombuffer(_header_json(bank.header).encode(), dtype=np.uint8),
+        "confidence": bank.confidence_bytes,
+        "alpha": bank.alpha_bytes,
+        "accepted": bank.accepted.astype(np.uint8),
+        "bounds": bank.bounds,
+        "domain": bank.domain,
+    }
+    members[_DIGEST] = np.frombuffer(_digest(members), dtype=np.uint8)
     with replacing(path) as part, part.open("wb") as stream:
-        np.savez_compressed(
-            stream,
-            header=header,
-            confidence=bank.confidence_bytes,
-            alpha=bank.alpha_bytes,
-            accepted=bank.accepted.astype(np.uint8),
-            bounds=bank.bounds,
-            domain=bank.domain,
-        )
+        np.savez_compressed(stream, **members)
+
+
+def _digest(members: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    """The 32 bytes that belong into the member ``sha256`` of a file with these members."""
+    digest = hashlib.sha256()
+    for name in _TYPES:
+        value = members[name]
+        digest.update(f"\n{name} {value.dtype} {value.shape}\n".encode())
+        digest.update(value.tobytes())
+    return digest.digest()
 
 
 def _header_json(header: BankHeader) -> str:
@@ -412,7 +441,8 @@ def read_bank(path: str | Path) -> Bank:
     Raises
     ------
     InputError
-        Not a bank, another version, a damaged file, or arrays out of shape or range.
+        Not a bank, another version, a damaged file, a digest that is not that of the content, a recorded bank
+        without one, or arrays out of shape or range.
     """
     path = Path(path)
     if not path.is_file():
@@ -433,22 +463,17 @@ def _read_packed(path: Path, content: bytes) -> Bank:
         raise InputError(f"is not a readable bank ({type(error).__name__}: {error})", file=path) from None
     except Exception as error:  # zlib.error and what else a damaged archive raises
         raise InputError(f"is damaged ({type(error).__name__}: {error})", file=path) from None
-    for name in ("header", *_MEMBERS):
+    for name in _TYPES:
         if name not in members:
-            raise InputError("missing array", file=path, field=name, expected=f"{', '.join(('header', *_MEMBERS))}")
-    types = {
-        "header": np.uint8,
-        "confidence": np.uint8,
-        "alpha": np.uint8,
-        "accepted": np.uint8,
-        "bounds": np.int64,
-        "domain": np.uint8,
-    }
-    for name, dtype in types.items():
-        if members[name].dtype != dtype:
+            raise InputError("missing array", file=path, field=name, expected=", ".join(_TYPES))
+    for name, dtype in (_TYPES | {_DIGEST: np.uint8}).items():
+        if name in members and members[name].dtype != dtype:
             raise InputError(file=path, field=name, value=str(members[name].dtype), expected=str(np.dtype(dtype)))
+    # The header first: another version may have another digest.
+    header = _parse_header(members["header"].tobytes().decode("utf-8", errors="replace"), path)
+    _check_digest(members, header.kind, path)
     bank = Bank(
-        header=_parse_header(members["header"].tobytes().decode("utf-8", errors="replace"), path),
+        header=header,
         confidence=np.empty((0, 0), np.float32),
         confidence_bytes=members["confidence"],
         alpha_bytes=members["alpha"],
@@ -458,3 +483,14 @@ def _read_packed(path: Path, content: bytes) -> Bank:
     )
     check_bank(bank, path)
     return _dequantized(bank)
+
+
+def _check_digest(members: Mapping[str, npt.NDArray[Any]], kind: str, path: Path) -> None:
+    """Only "recorded" claims that a real drafter and target said this, so only there a digest has to be."""
+    if _DIGEST in members:
+        if members[_DIGEST].tobytes() != _digest(members):
+            message = "does not match its digest: it was changed after it was written"
+            raise InputError(message, file=path, field=_DIGEST)
+    elif kind == "recorded":
+        message = "is a recorded bank without a digest: record it again, or write it again (make_bank, write_bank)"
+        raise InputError(message, file=path, field=_DIGEST)
