@@ -30,6 +30,7 @@ BANKS = (
 ALIKE = tuple(name for name in BANKS if name != "smollm2-dspark-t1")
 #: The shipped drafter file that a bank was recorded with, where it is shipped.
 WEIGHTS = {
+    "smollm2-dspark-rnn": "smollm2-dspark-rnn",
     "smollm2-dspark": "smollm2-dspark",
     "smollm2-dspark-t1": "smollm2-dspark",
     "smollm2-mtp5": "smollm2-mtp5",
