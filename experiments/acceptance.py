@@ -41,6 +41,7 @@ from dsim.figures_drafts import (
 )
 from dsim.plotstyle import SOFT, caption, new_figure, panel_title, save_figure
 from experiments._banks import (
+    MIN_BLOCKS,
     VISITED,
     Opened,
     add_blocks,
@@ -116,6 +117,12 @@ def measure(one: Opened, *, blocks: str = VISITED, resamples: int = 2000, seed: 
     )
 
 
+def last_reached(*found: Acceptance) -> int:
+    """The last position that every domain of each reaches in `MIN_BLOCKS` blocks or more; 0: not even the first."""
+    # Fewer blocks get to k + 1 than to k.
+    return min(int((got.blocks[:-1, :-1].min(axis=0) >= MIN_BLOCKS).sum()) for got in found)
+
+
 def options() -> argparse.ArgumentParser:
     """Command line of the script."""
     cli = bank_parser(__doc__, "results/acceptance")
@@ -150,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             write_csv(pairs, out / "comparisons.csv")
         sentences = (provenance(banks), training_note(banks), blocks_note(args.blocks), interval_note(args.resamples))
         notes = " ".join(sentence for sentence in sentences if sentence)
-        draw_curves(banks, curves, notes, out)
+        draw_curves(banks, curves, f"{notes} {few_blocks_note(banks, found)}".rstrip(), out)
         draw_lengths(banks, lengths, pairs, reference, f"{notes} {pairs_note(banks, reference)}".rstrip(), out)
         written(out)
     print(f"written to {args.out}")
@@ -173,6 +180,17 @@ def pairs_note(banks: Sequence[Opened], reference: Opened) -> str:
     if not apart:
         return "Ratios are paired: all drafters on the same texts." if len(banks) > 1 else ""
     return f"Ratios are paired, on the same texts; {', '.join(apart)}: other texts, no ratio drawn."
+
+
+def few_blocks_note(banks: Sequence[Opened], found: Sequence[Acceptance]) -> str:
+    """From which position on a curve stands on few blocks, by drafter; empty where none does."""
+    parts = []
+    lasts = [last_reached(got) for got in found]
+    for last in sorted(set(lasts)):
+        names = [one.label for one, its in zip(banks, lasts, strict=True) if its == last < one.gamma]
+        if names:
+            parts.append(f"k = {last + 1} ({'; '.join(names)})")
+    return f"Fewer than {MIN_BLOCKS} blocks of some domain from {', '.join(parts)}." if parts else ""
 
 
 # -- tables ----------------------------------------------------------------------------------------------
@@ -240,8 +258,10 @@ def length_table(banks: Sequence[Opened], found: Sequence[Acceptance]) -> pd.Dat
 def pair_table(banks: Sequence[Opened], found: Sequence[Acceptance]) -> pd.DataFrame:
     """One row an ordered pair of banks, domain and metric: the ratio of the first to the second.
 
-    Metrics: ``tau``; ``alpha_1``; ``alpha_rest``, the mean over positions 2 to the shorter block's end (column
-    ``positions``). Published ratios are those of the drafters in Table 1 and Fig. 2.
+    Metrics: ``tau``; ``alpha_1``; ``alpha_rest``, the mean acceptance over positions 2 to the last one that every
+    domain of both banks reaches in `MIN_BLOCKS` blocks or more (column ``positions``; no row where that is the first).
+    The positions are those of the pair, the same for all domains. Published ratios are those of the drafters in
+    Table 1 and Fig. 2, over the same positions.
     """
     rows, paper = [], Published(banks[0].domains)
     for a, one in enumerate(banks):
@@ -249,7 +269,7 @@ def pair_table(banks: Sequence[Opened], found: Sequence[Acceptance]) -> pd.DataF
             if a == b:
                 continue
             enough = enough_texts(one, other)
-            last = min(one.gamma, other.gamma)
+            last = last_reached(found[a], found[b])
             order = [domain_names(other).index(name) for name in domain_names(one)]
             for metric in ("tau", "alpha_1", "alpha_rest"):
                 if metric == "alpha_rest" and last < 2:
@@ -327,7 +347,10 @@ def report(
         shown = shown[shown["domain"] == ALL]
         shown = with_brackets(shown)
         names = ["drafter", "against_drafter", "metric", "positions", "ratio", "interval"]
-        print(f"\nratios, domain '{ALL}' (alpha_rest: mean acceptance after position 1; by domain: comparisons.csv)")
+        print(
+            f"\nratios, domain '{ALL}' (by domain: comparisons.csv; alpha_rest: mean acceptance over the positions "
+            f"after the first that every domain of both reaches in {MIN_BLOCKS} blocks or more)"
+        )
         print_table(shown[[*names, "published", "paired"]])
         if note := training_note(banks):
             print(note)

@@ -14,7 +14,7 @@ from study_banks import DOMAINS, hand_bank, saved, study_bank
 
 from dsim.drafts import bank_report
 from experiments import acceptance, draft_length, drafter_depth, reliability, threshold_sweep
-from experiments._banks import EVERY, open_banks
+from experiments._banks import EVERY, MIN_BLOCKS, open_banks, with_all
 from experiments._common import run_main
 
 FILES = [
@@ -75,10 +75,10 @@ def test_ratios_of_paired_banks(tmp_path: Path) -> None:
     banks = open_banks(
         saved(
             tmp_path,
-            dspark=study_bank(0.8),
-            dflash=study_bank(0.6, fade=0.4, drafter="dflash"),
-            mtp=study_bank(0.2, gamma=2, drafter="mtp"),
-            apart=study_bank(0.8, seed=3, drafter="eagle3"),
+            dspark=study_bank(0.8, texts=24),
+            dflash=study_bank(0.6, texts=24, fade=0.4, drafter="dflash"),
+            mtp=study_bank(0.2, texts=24, gamma=2, drafter="mtp"),
+            apart=study_bank(0.8, texts=24, seed=3, drafter="eagle3"),
         )
     )
     found = [acceptance.measure(one, resamples=400) for one in banks]
@@ -107,6 +107,52 @@ def test_ratios_of_paired_banks(tmp_path: Path) -> None:
         width.loc[("DSpark", "DFlash", "all", "tau"), "width"]
         < 0.7 * width.loc[("DSpark", "Eagle3", "all", "tau"), "width"]
     )
+
+
+def counted(*blocks: list[int]) -> acceptance.Acceptance:
+    """Acceptance with these numbers of blocks, a list a domain; alpha_k is 1 / k, NaN where no block gets to k."""
+    many = np.array([*blocks, np.sum(blocks, axis=0)])
+    alpha = np.where(many[:-1, :-1] > 0, 1 / np.arange(1.0, many.shape[1]), np.nan)
+    curves = np.repeat(with_all(alpha[None]), 3, axis=0)
+    return acceptance.Acceptance(conditional=curves, outcome=curves, tau=1 + curves.sum(axis=2), blocks=many)
+
+
+def test_positions_count_as_far_as_every_domain_has_blocks() -> None:
+    enough, few = MIN_BLOCKS, MIN_BLOCKS - 1
+    rich, poor = counted([9999, 900, 500, 400], [enough] * 4), counted([9999, 900, 500, 400], [enough, enough, few, 0])
+    assert acceptance.last_reached(rich) == 3  # blocks of which all three were accepted are at no position
+    assert acceptance.last_reached(poor) == 2
+    assert acceptance.last_reached(rich, poor) == acceptance.last_reached(poor, rich) == 2
+    assert acceptance.last_reached(rich, counted([enough] * 2, [enough] * 2)) == 1  # a shorter block
+    assert acceptance.last_reached(counted([few, 9, 0], [enough, 9, 0])) == 0
+
+
+def test_a_mean_over_positions_leaves_out_those_that_few_blocks_reach(tmp_path: Path) -> None:
+    """In one domain no block of DFlash gets to position 3, and few of MTP to position 2."""
+    banks = open_banks(
+        saved(
+            tmp_path,
+            **{name: study_bank(0.8, drafter=name, domains=("math", "code")) for name in ("dspark", "dflash", "mtp")},
+        )
+    )
+    found = [
+        counted([900] * 4, [900] * 4),
+        counted([900, 800, 700, 0], [900, 800, 0, 0]),
+        counted([900] * 4, [900, 9, 9, 9]),
+    ]
+    pairs = acceptance.pair_table(banks, found)
+    rest = pairs[pairs["metric"] == "alpha_rest"]
+    assert set(zip(rest["drafter"], rest["against_drafter"], strict=True)) == {
+        ("DSpark", "DFlash"),
+        ("DFlash", "DSpark"),
+    }
+    assert set(rest["positions"]) == {"2-2"}
+    assert rest["domain"].tolist() == ["math", "code", "all"] * 2
+    assert rest["ratio"].tolist() == [1.0] * 6
+    assert acceptance.few_blocks_note(banks, found) == (
+        f"Fewer than {MIN_BLOCKS} blocks of some domain from k = 2 (MTP), k = 3 (DFlash)."
+    )
+    assert acceptance.few_blocks_note(banks[:1], found[:1]) == ""
 
 
 def test_files_columns_and_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
