@@ -3,7 +3,8 @@
 Never required: everything here also runs with train_drafter.py and record_banks.py on a CPU, only slower. The amounts
 are options, so that the run fits the time there is; each stage prints how long it took, and whatever is done when the
 time is up stays in the output folder and is gone on with by the same command. --minutes ends the trainings in time for
-the recording: what they have reached by then is recorded.
+the recording, with the learning rate lowered and the confidence head fitted, and records as many prompts as there is
+time for (a part of record_banks.py at least; text is made whole). What was left out is printed and noted in the banks.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def options() -> argparse.ArgumentParser:
         "--minutes",
         type=positive_int,
         metavar="M",
-        help="of which a third ends the text and DSpark's training, the next quarter DFlash's (default: no limit)",
+        help="of which a third ends the text and DSpark's training, the next quarter DFlash's, the rest the recording "
+        "(default: no limit)",
     )
     cli.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cuda", help="default: %(default)s")
     cli.add_argument("--jobs", type=positive_int, default=2, metavar="N", help="on a CPU: processes (default: 2)")
@@ -79,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 *("--max-new-tokens", str(text.max_new_tokens), "--shard", str(text.shard)),
                 *("--taps", ",".join(str(tap) for tap in text.taps)),
                 *("--device", given.device, "--jobs", str(given.jobs), "--out", str(given.out / "banks")),
-            ]
+            ],
+            deadline=None if given.minutes is None else began + 60 * given.minutes,
         )
 
 

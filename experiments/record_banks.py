@@ -5,6 +5,8 @@ position by position. The texts answer prompts that no drafter was trained on. T
 (Sequential Temperature Scaling) are fitted on the calibration split and go into the bank's header. Work is kept in
 parts below the output folder: a run that was broken off goes on where it was.
 
+Prompts are the generator's, or your own: --prompts-file FILE.jsonl --text DIR, as train_drafter.py trains on them.
+
 Example: python experiments/record_banks.py --drafter dspark=results/train_drafter/dspark-markov/drafter.safetensors
 """
 
@@ -13,8 +15,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +30,7 @@ from tqdm import tqdm
 
 from dsim.drafter.build import DrafterFile, drafter_hash, read_drafter, write_drafter
 from dsim.drafter.corpus import Corpus
-from dsim.drafter.prompts import generate_prompts, prompts_hash
+from dsim.drafter.prompts import Prompt, generate_prompts, prompts_hash, read_prompts, split_prompts
 from dsim.drafter.recipe import TextSection, text_folder, text_section
 from dsim.drafter.record import Rows, joined, read_part, record_part, recordable
 from dsim.drafter.target import Target
@@ -62,6 +66,14 @@ def options() -> argparse.ArgumentParser:
         metavar="N",
         help="prompts for the temperatures (default: %(default)s)",
     )
+    cli.add_argument(
+        "--prompts-file",
+        metavar="FILE.jsonl",
+        type=Path,
+        help="your own prompts, split by a hash of their text, instead of generated ones: at most --prompts and "
+        "--calibration of the two splits; needs --text",
+    )
+    cli.add_argument("--text", metavar="DIR", type=Path, help="folder for the text (default: in the cache)")
     cli.add_argument(
         "--longest-block",
         type=positive_int,
@@ -124,6 +136,122 @@ def named_files(given: Sequence[str]) -> dict[str, Path]:
     return files
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What is to be recorded of a split.
+
+    Attributes
+    ----------
+    prompts
+        In their order.
+    folder
+        Of their text.
+    key
+        What names the work besides the drafters and options: nothing where the prompts are generated and answered once.
+    answers
+        Texts of each prompt: text i answers prompt i modulo their number.
+    own
+        Prompts from a file.
+    """
+
+    prompts: list[Prompt]
+    folder: Path
+    key: dict[str, str]
+    answers: int = 1
+    own: bool = False
+
+    def answered(self, answers: int) -> Asked:
+        """The same, each prompt answered so often: in a folder of its own, as text i depends on how many there are."""
+        if answers == 1:
+            return self
+        many = f"{answers}answers-to{len(self.prompts)}"
+        folder = self.folder.with_name(f"{self.folder.name}-{many}")
+        return replace(self, folder=folder, key={**self.key, "/answers": many}, answers=answers)
+
+
+def text_seed(abouts: Mapping[str, DrafterFile], own: bool) -> Any:
+    """Seed of the prompts' split and of the text: with prompts of one's own that of the drafters' training.
+
+    Raises
+    ------
+    InputError
+        Drafters that were trained with several seeds: what was held out from one, another was trained on.
+    """
+    if not own:
+        return TextSection().seed
+    seeds = {name: about.training.get("corpus", {}).get("seed", 0) for name, about in abouts.items()}
+    if len(set(seeds.values())) > 1:
+        raise InputError(
+            "the drafters were trained with several seeds of the text, by which own prompts are split",
+            field="--drafter",
+            value=", ".join(f"{name}: {seed}" for name, seed in seeds.items()),
+            expected="drafters of one text.seed",
+        )
+    return next(iter(seeds.values()))
+
+
+def asked_for(given: argparse.Namespace, target: Target, text: TextSection) -> dict[str, Asked]:
+    """Prompts of the splits and where their text is kept.
+
+    Raises
+    ------
+    InputError
+        A file of prompts that is not one, or has too few for three splits.
+    """
+    counts = {"evaluation": given.prompts, "calibration": given.calibration}
+    answers = {"evaluation": given.answers, "calibration": 1}
+    if given.prompts_file is None:
+        return {
+            split: Asked(
+                generate_prompts(count, seed=text.seed, split=split), text_folder(target, text, split), {}
+            ).answered(answers[split])
+            for split, count in counts.items()
+        }
+    prompts = read_prompts(given.prompts_file)
+    try:
+        parts = split_prompts(prompts, seed=text.seed)
+    except InputError as error:
+        raise InputError(
+            error.message, file=given.prompts_file, field="--prompts-file", value=len(prompts), expected="more prompts"
+        ) from None
+    # No drafter's name has a slash.
+    return {
+        split: Asked(
+            parts[split][:count],
+            given.text / split,
+            {"/prompts": prompts_hash(parts[split]), "/seed": str(text.seed)},
+            own=True,
+        ).answered(answers[split])
+        for split, count in counts.items()
+    }
+
+
+def check_answers(corpus: Corpus, asked: Asked, target: Target) -> None:
+    """Raise InputError where text answers other prompts: a file may have been changed since the text was made."""
+    for i, prompt in enumerate(asked.prompts * asked.answers):
+        found = corpus[i]
+        said = found.tokens[: found.prompt].tolist()
+        if (found.domain, said) != (prompt.domain, target.tokenizer.chat(prompt.text)):
+            raise InputError(
+                "answers other prompts",
+                file=asked.folder,
+                field="prompts",
+                value=f"answer {i}",
+                expected="another --text",
+            )
+
+
+def in_time(parts: Iterable[tuple[Path, list[int]]], until: float | None) -> Iterator[tuple[Path, list[int]]]:
+    """The first part, and others as long as one more like the last one ends before `until` (`time.monotonic`)."""
+    took = 0.0
+    for number, part in enumerate(parts):
+        began = time.monotonic()
+        if number and until is not None and began + took > until:
+            return
+        yield part
+        took = time.monotonic() - began
+
+
 def _record(
     target_name: str,
     files: dict[str, Path],
@@ -134,20 +262,19 @@ def _record(
     draws: int,
     device: str,
     show: bool,
+    until: float | None,
 ) -> None:
     torch.set_num_threads(1)
     target = load_target(target_name, device=device)
     drafters = {name: read_drafter(file, target)[0] for name, file in files.items()}
     corpus = Corpus(text, last=shards)
-    for file, indices in tqdm(parts, unit="part", desc=text.name, disable=not show):
+    for file, indices in in_time(tqdm(parts, unit="part", desc=text.name, disable=not show), until):
         record_part(target, drafters, corpus, indices, file, seed=seed, draws=draws)
 
 
 def work_folder(given: argparse.Namespace, hashes: dict[str, str], split: str) -> Path:
     """Parts are kept by what they hold: another drafter, seed or text is other work."""
     options = [given.temperature, given.seed, given.draws, given.max_new_tokens, given.device, split]
-    if split == "evaluation" and given.answers > 1:
-        options += [given.answers, given.prompts]
     key = json.dumps([hashes, *options], sort_keys=True)
     return given.out / "parts" / f"{split}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
@@ -176,6 +303,7 @@ class Recorded:
     prompts: str  # `prompts_hash`
     asked: int  # how many prompts
     answers: int  # texts of each: text i answers prompt i % asked
+    wanted: int  # how many prompts were to be recorded, had there been time
     corpus: Corpus
     indices: list[int]
     parts: list[tuple[Path, list[int]]]
@@ -189,8 +317,9 @@ def bank_of(
     sts: StsFit,
     given: argparse.Namespace,
     device: str,
+    cut: Mapping[str, Any],
 ) -> Bank:
-    """The bank of one drafter, its provenance in the header."""
+    """The bank of one drafter, its provenance in the header; `cut`: by split, how many prompts of how many."""
     config, header = about.config, split.corpus.header
     shape = (
         f"{config.kind} {config.head} {config.layers} layers"
@@ -212,6 +341,7 @@ def bank_of(
         "prompts_asked": split.asked,
         **({"answers": split.answers} if split.answers > 1 else {}),
         "left_out": sorted(set(range(split.asked * split.answers)) - set(split.indices)),  # too short for replay
+        **({"cut_by_deadline": cut} if cut else {}),
         "text_seed": header.seed,
         "target_fingerprint": header.fingerprint,
         "device": device_text(device),
@@ -259,9 +389,17 @@ def summary(name: str, rows: Rows, gamma: int, sts: StsFit) -> dict[str, Any]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Text, recording, calibration, banks."""
+def main(argv: Sequence[str] | None = None, *, deadline: float | None = None) -> None:
+    """Text, recording, calibration, banks.
+
+    `deadline` is a moment (`time.monotonic`) by which recording ends: with fewer prompts of both splits where the
+    time will not do, but `PART` of each at least. The text is made whole.
+    """
     given = options().parse_args(argv)
+    if (given.prompts_file is None) != (given.text is None):
+        raise InputError("own prompts need a text folder of their own, and only they", field="--prompts-file, --text")
+    if deadline is not None and given.answers > 1:
+        raise InputError("recording to a deadline has one answer a prompt", field="--answers", value=given.answers)
     files = named_files(given.drafter)
     if given.seed < 0:
         raise InputError(field="--seed", value=given.seed, expected="0 or more")
@@ -275,9 +413,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         taps=usual if given.taps is None else given.taps,
         max_new_tokens=given.max_new_tokens,
         shard=given.shard,
+        seed=text_seed({name: about for name, (_, about) in opened.items()}, given.prompts_file is not None),
     )
     most = max(given.longest_block or 0, *(about.config.gamma for _, about in opened.values()))
-    kept = {split: _recorded(given, target, text, split, files, hashes, most, device) for split in SPLITS}
+    asked = asked_for(given, target, text)
+    kept: dict[str, Recorded] = {}
+    for i, split in enumerate(SPLITS):
+        # Each split has its share of the time that is left.
+        share = len(asked[split].prompts) / sum(len(asked[other].prompts) for other in SPLITS[i:])
+        now = time.monotonic()
+        until = None if deadline is None else now + share * (deadline - now)
+        kept[split] = _recorded(given, target, text, split, files, hashes, most, device, asked[split], until)
+    cut = {split: [part.asked, part.wanted] for split, part in kept.items() if part.asked < part.wanted}
+    for split, (recorded, wanted) in cut.items():
+        print(f"the time was up: {recorded:,} of {wanted:,} prompts of the split '{split}' were recorded")
     table, banks = [], {}
     for name, (_, about) in opened.items():
         gamma = about.config.gamma
@@ -285,7 +434,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         keep = usable_rows(rows, gamma)
         sts = fit_sts(rows.confidence_logit[keep], rows.accepted[keep].astype(np.int64))
         rows = gathered(kept["evaluation"].parts, name)
-        banks[name] = (bank_of(about, hashes[name], rows, kept["evaluation"], sts, given, device), sts)
+        banks[name] = (bank_of(about, hashes[name], rows, kept["evaluation"], sts, given, device, cut), sts)
         table.append(summary(name, rows, gamma, sts))
     given.out.mkdir(parents=True, exist_ok=True)
     for name, (bank, sts) in banks.items():
@@ -308,31 +457,41 @@ def _recorded(
     hashes: dict[str, str],
     gamma: int,
     device: str,
+    asked: Asked,
+    until: float | None,
 ) -> Recorded:
-    """Text of a split and its parts, made where missing."""
-    count, answers = (given.prompts, given.answers) if split == "evaluation" else (given.calibration, 1)
-    prompts = generate_prompts(count, seed=text.seed, split=split)
-    folder = text_folder(target, text, split)
-    if answers > 1:  # which prompt a text answers depends on how many there are
-        folder = folder.with_name(f"{folder.name}-{answers}answers-to{count}")
-    make_text(given.target, text, prompts * answers, folder, split, jobs=given.jobs, device=device)
-    shards = -(-count * answers // text.shard)
+    """Text of a split and its parts, made where missing, as many as there is time for."""
+    prompts, folder = asked.prompts * asked.answers, asked.folder
+    count = len(prompts)
+    make_text(given.target, text, prompts, folder, split, jobs=given.jobs, device=device)
+    shards = -(-count // text.shard)
     corpus = Corpus(folder, last=shards)
-    indices = [i for i in recordable(corpus, gamma) if corpus[i].index < count * answers]
+    if asked.own:
+        check_answers(corpus, asked, target)
+    indices = [i for i in recordable(corpus, gamma) if corpus[i].index < count]
     if not indices:
         raise InputError(f"no answer has more than {gamma + 1} tokens", file=folder, field="--prompts", value=count)
-    work = work_folder(given, hashes, split)
+    work = work_folder(given, {**hashes, **asked.key}, split)
     # Named by what they hold: with more prompts, the whole ones of before are used again.
     chunks = [indices[i : i + PART] for i in range(0, len(indices), PART)]
     parts = [(work / f"part-{chunk[0]:05d}-{chunk[-1]:05d}.npz", chunk) for chunk in chunks]
     missing = [part for part in parts if not part[0].is_file()]
     jobs = 1 if device == "cuda" else given.jobs
     Parallel(n_jobs=jobs)(
-        delayed(_record)(given.target, files, folder, shards, missing[i::jobs], given.seed, given.draws, device, i == 0)
+        delayed(_record)(
+            given.target, files, folder, shards, missing[i::jobs], given.seed, given.draws, device, i == 0, until
+        )
         for i in range(jobs)
         if missing[i::jobs]
     )
-    return Recorded(prompts_hash(prompts), count, answers, corpus, indices, parts)
+    made = list(takewhile(lambda part: part[0].is_file(), parts))
+    kept = [index for _, chunk in made for index in chunk]
+    if len(made) == len(parts):
+        used = len(asked.prompts)
+    else:  # all prompts before the first one that there was no time for (one answer each: see `main`)
+        used = indices[len(kept)]
+    hashed = prompts_hash(asked.prompts[:used])
+    return Recorded(hashed, used, asked.answers, len(asked.prompts), corpus, kept, made)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,10 @@ def options() -> argparse.ArgumentParser:
         "--jobs", metavar="N", type=positive_int, default=2, help="processes for the text, threads for the rest"
     )
     cli.add_argument(
-        "--minutes", metavar="M", type=positive_int, help="stop training after M minutes (to be gone on with)"
+        "--minutes",
+        metavar="M",
+        type=positive_int,
+        help="end training after M minutes, the learning rate lowered in time (to be gone on with from before that)",
     )
     cli.add_argument("--text-only", action="store_true", help="make the text and stop")
     cli.add_argument("--fresh", action="store_true", help="begin again, even if there is a checkpoint")
@@ -176,6 +179,7 @@ def train(
     """Run a recipe, from wherever it is, to the folder `out`; arguments are the options of those names.
 
     `deadline` is a moment (`time.monotonic`) at which training ends, whenever it began; `minutes` count from its begin.
+    What a deadline cuts has its rate lowered before it (`Trainer.run`) and its confidence head fitted after it.
     """
     # All that can be wrong with a recipe is found before an hour of text is made.
     optimization = recipe.training
@@ -211,10 +215,11 @@ def train(
         print(f"goes on from {trainer.anchors:,} anchors")
     if minutes is not None:
         deadline = time.monotonic() + 60 * minutes
-    trainer.run(checkpoint=checkpoint, until=lambda: deadline is not None and time.monotonic() > deadline)
+    left = None if deadline is None else lambda: deadline - time.monotonic()
+    trainer.run(checkpoint=checkpoint, left=left)
     notes: dict[str, Any] = {"vocabulary_mass": round(mass, 5)}
     wanted = recipe.confidence
-    if trainer.done and wanted.sequences:
+    if wanted.sequences:
         # Last, and not in the checkpoint: whoever goes on from there trains the head as before.
         fitted = fit_confidence(drafter, target, reserved, sequences=wanted.sequences, seed=wanted.seed)
         notes["confidence"] = fitted
@@ -248,6 +253,8 @@ def write_results(trainer: Trainer, recipe: RecipeFile, notes: dict[str, Any], d
     else:
         print_table(curve.tail(1))
     state = "done" if trainer.done else "not done: the same command goes on"
+    if trainer.fell_from is not None:
+        state = f"not done: the same command goes on from {trainer.fell_from:,}, before the rate fell for the deadline"
     rate = trainer.anchors / max(trainer.seconds, 1e-9)
     print(f"{trainer.anchors:,} anchors at {rate:.0f}/s, {state}; {out / 'drafter.safetensors'}")
 

@@ -3,6 +3,7 @@
 Everything random is keyed by (seed, step, sequence), so a training that was broken off and resumed makes the same
 steps as one that ran through. The learning rate warms up, stays, and falls over the last part of the anchors
 (warmup-stable-decay, arXiv 2404.06395): a longer training can go on from a checkpoint of a shorter one's stable part.
+So can one that a deadline cuts: its rate falls in the time that is left, on a branch that no checkpoint has.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from dsim.errors import InputError
 
 FORMAT = "dsim-training"
 VERSION = 1
+#: Share of a run's time that goes by, before a deadline may have the rate fall: until then its speed is measured.
+MEASURED = 0.1
 
 
 @dataclass(frozen=True)
@@ -199,6 +202,35 @@ def learning_rate(recipe: Recipe, anchors: int) -> float:
     return recipe.learning_rate * max(0.0, min(rise, fall))
 
 
+class _Deadline:
+    """When the rate of a training that a deadline cuts has to begin to fall.
+
+    Parameters
+    ----------
+    recipe
+        `Recipe.decay` is the share of the anchors reached by the deadline over which the rate falls.
+    left
+        Seconds until the deadline as the run begins.
+    """
+
+    def __init__(self, recipe: Recipe, left: float) -> None:
+        self.recipe = recipe
+        self.whole = left
+        self.first: tuple[int, float] | None = None
+
+    def near(self, anchors: int, left: float) -> bool:
+        """Whether the rate falls from here on; asked after every step, with all anchors so far and the seconds left."""
+        if self.first is None:
+            # What the first step takes says little: a GPU starts up, text comes from the disk.
+            self.first = anchors, left
+            return False
+        taken = self.first[1] - left
+        if taken <= 0 or left > (1 - MEASURED) * self.whole:
+            return False
+        more = (anchors - self.first[0]) / taken * left
+        return anchors + more < self.recipe.anchors and more <= self.recipe.decay * (anchors + more)
+
+
 class Trainer:
     """A training run: the drafter, its optimizer, and how far it is.
 
@@ -249,6 +281,9 @@ class Trainer:
         self.curve: list[dict[str, Any]] = []
         #: What `dsim.drafter.build.take_weights` said of the drafter that this one began as; None: weights as built.
         self.started_from: dict[str, Any] | None = None
+        #: Anchors at which the rate began to fall because of a deadline (None: it did not), and what is left of it.
+        self.fell_from: int | None = None
+        self.fall = 1.0
 
     @property
     def done(self) -> bool:
@@ -266,7 +301,7 @@ class Trainer:
         recipe = self.recipe
         self.drafter.train()
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(recipe, self.anchors) * group["rate"]
+            group["lr"] = learning_rate(recipe, self.anchors) * self.fall * group["rate"]
         self.optimizer.zero_grad(set_to_none=True)
         weights = LossWeights(recipe.ce, recipe.tv, recipe.confidence)
         losses = None
@@ -334,9 +369,15 @@ class Trainer:
         every_s: float = 300.0,
         evaluations: int = 20,
         until: Callable[[], bool] = lambda: False,
+        left: Callable[[], float] | None = None,
         progress: bool = True,
     ) -> None:
-        """Train to the end.
+        """Train to the end, or to a deadline.
+
+        Where the speed so far will not do for all anchors by the deadline, the learning rate falls to 0 with the time
+        that is left, over the share of the anchors that the recipe gives to the fall. The checkpoint stays as it was
+        before that: who goes on from there makes the steps of a training without a deadline. This trainer is at its
+        end then.
 
         Parameters
         ----------
@@ -346,11 +387,15 @@ class Trainer:
             Held-out measurements over the whole training, evenly spaced in anchors.
         until
             Asked after every step; true ends the run early (after a checkpoint).
+        left
+            Seconds until the deadline (None: there is none), asked after every step; at 0 the run ends.
         progress
             Show a bar with anchors/s and held-out figures.
         """
         spacing = max(1, self.recipe.anchors // evaluations)
         began, saved = time.perf_counter() - self.seconds, time.perf_counter()
+        deadline = None if left is None else _Deadline(self.recipe, left())
+        falls_for = math.inf
         with tqdm(
             total=self.recipe.anchors, initial=self.anchors, unit="anchor", disable=not progress, desc="training"
         ) as bar:
@@ -359,16 +404,30 @@ class Trainer:
                 self.train_step()
                 self.seconds = time.perf_counter() - began
                 bar.update(self.anchors - before)
-                if self.done or before // spacing != self.anchors // spacing:
-                    self.curve.append({"anchors": self.anchors, "seconds": round(self.seconds, 1), **self.evaluate()})
-                    alpha = " ".join(f"{value:.2f}" for value in self.curve[-1]["alpha"])
-                    bar.set_postfix_str(f"tau={self.curve[-1]['tau_teacher']:.3f}, alpha={alpha}")
-                stop = self.done or until()
-                if checkpoint is not None and (stop or time.perf_counter() - saved > every_s):
+                measured = self.done or before // spacing != self.anchors // spacing
+                if measured:
+                    self._measure(bar)
+                seconds_left = math.inf if left is None else left()
+                stop = self.done or until() or seconds_left <= 0
+                falling = self.fell_from is not None
+                if falling:
+                    self.fall = max(0.0, seconds_left / falls_for)
+                elif deadline is not None and not stop and deadline.near(self.anchors, seconds_left):
+                    self.fell_from, falls_for = self.anchors, seconds_left
+                due = stop or self.fell_from is not None or time.perf_counter() - saved > every_s
+                if checkpoint is not None and not falling and due:
                     self.save(checkpoint)
                     saved = time.perf_counter()
                 if stop:
+                    if falling and not measured:
+                        self._measure(bar)
                     return
+
+    def _measure(self, bar: Any) -> None:
+        """A point of the curve, shown by the bar."""
+        self.curve.append({"anchors": self.anchors, "seconds": round(self.seconds, 1), **self.evaluate()})
+        alpha = " ".join(f"{value:.2f}" for value in self.curve[-1]["alpha"])
+        bar.set_postfix_str(f"tau={self.curve[-1]['tau_teacher']:.3f}, alpha={alpha}")
 
     def save(self, path: Path) -> None:
         """Weights, optimizer state and position, in one safetensors file."""
@@ -483,6 +542,8 @@ class Trainer:
     def drafter_file(self) -> DrafterFile:
         """Description for the drafter file."""
         training = {key: value for key, value in self._progress().items() if key != "config"}
+        if self.fell_from is not None:
+            training["fell_from"] = self.fell_from
         return DrafterFile(self.drafter.config, training, ())
 
 

@@ -113,6 +113,30 @@ def test_resumed_is_straight_through(sort: str, steps: int, start: Start, straig
     assert without_clock(part) == without_clock(file)
 
 
+def test_gone_on_with_after_a_deadline_is_straight_through(start: Start, straight: Any, tmp_path: Path) -> None:
+    _, file = straight("markov")
+    cut, part = start(), tmp_path / "part.safetensors"
+    cut.run(checkpoint=part, every_s=0.0, progress=False, evaluations=2, left=lambda: 6.0 - cut.step)
+    assert cut.step == 6
+    assert cut.fell_from is not None
+    assert cut.fell_from < cut.anchors < 100
+    again = start()
+    again.resume(part)
+    # From before the rate fell.
+    assert again.anchors == cut.fell_from
+    again.run(checkpoint=part, progress=False, evaluations=2)
+    assert without_clock(part) == without_clock(file)
+
+
+def test_a_deadline_that_is_far_changes_nothing(start: Start, straight: Any, tmp_path: Path) -> None:
+    trainer, file = start(), tmp_path / "c.safetensors"
+    trainer.run(checkpoint=file, progress=False, evaluations=2, left=lambda: 9.0 - trainer.step)
+    assert trainer.done
+    assert trainer.fell_from is None
+    assert "fell_from" not in trainer.drafter_file().training
+    assert without_clock(file) == without_clock(straight("markov")[1])
+
+
 def test_another_seed_gives_other_weights(start: Start, straight: Any) -> None:
     other = start(seed=1)
     other.run(progress=False, evaluations=2)
@@ -236,6 +260,60 @@ def test_the_optimizer_gets_the_rate_of_the_step(start: Start) -> None:
         expected = learning_rate(trainer.recipe, trainer.anchors)
         trainer.train_step()
         assert [group["lr"] for group in trainer.optimizer.param_groups] == [expected] * 4
+
+
+def rates_until(trainer: Trainer, steps: int, *, first: float = 1.0) -> list[float]:
+    """Learning rates of a run with time for `steps`, a second each (but the first one: `first` seconds)."""
+    begin, rates = trainer.step, []
+
+    def left() -> float:
+        done = trainer.step - begin
+        if done:
+            rates.append(trainer.optimizer.param_groups[0]["lr"])
+        return steps + first - 1 - done - (first - 1 if done else 0)
+
+    trainer.run(progress=False, evaluations=1, left=left)
+    return rates
+
+
+def test_the_rate_falls_in_time_for_a_deadline(start: Start) -> None:
+    trainer = start(anchors=100_000, warmup=0.0, decay=0.25)
+    rates = np.array(rates_until(trainer, 20)) / trainer.recipe.learning_rate
+    # A quarter of what is reached by then: 5 of 20 steps, and one less where short answers make a step small.
+    assert len(rates) == 20
+    falls = int((rates < 1).sum()) + 1
+    assert falls in (4, 5, 6)
+    np.testing.assert_allclose(rates[: 20 - falls], 1)
+    np.testing.assert_allclose(rates[20 - falls :], np.arange(falls, 0, -1) / falls)
+    assert trainer.curve[-1]["anchors"] == trainer.anchors
+
+
+@pytest.mark.parametrize(
+    ("steps", "falls"),
+    [
+        # A quarter of all seventy; the first step's eight seconds say nothing about the speed of the others.
+        (30, (16, 17, 18, 19)),
+        # Less than a quarter of all fifty: all of the ten but those that measure the speed.
+        (10, (8,)),
+    ],
+)
+def test_the_rate_falls_in_time_for_the_deadline_of_a_later_run(
+    steps: int, falls: tuple[int, ...], start: Start, tmp_path: Path
+) -> None:
+    long, file = start(anchors=100_000, warmup=0.0, decay=0.25), tmp_path / "c.safetensors"
+    long.run(checkpoint=file, progress=False, evaluations=1, until=after(long, 40))
+    again = start(anchors=100_000, warmup=0.0, decay=0.25)
+    again.resume(file)
+    rates = np.array(rates_until(again, steps, first=8.0)) / again.recipe.learning_rate
+    found = int((rates < 1).sum()) + 1
+    assert found in falls
+    np.testing.assert_allclose(rates, [1.0] * (steps - found) + list(np.arange(found, 0, -1) / found))
+
+
+def test_without_a_fall_in_the_recipe_a_deadline_makes_none(start: Start) -> None:
+    trainer = start(anchors=100_000, warmup=0.0, decay=0.0)
+    assert rates_until(trainer, 5) == [trainer.recipe.learning_rate] * 5
+    assert trainer.fell_from is None
 
 
 def test_norms_biases_and_the_mask_do_not_decay(start: Start) -> None:

@@ -12,9 +12,12 @@ import pandas as pd
 import pytest
 import torch
 
+from dsim.drafter.build import read_drafter
+from dsim.drafter.tiny import tiny_target
+from dsim.drafter.train import Trainer
 from dsim.drafts import read_bank
 from dsim.errors import InputError
-from experiments import draft_length, drafter_depth, drafter_study, gpu_drafters, train_drafter
+from experiments import draft_length, drafter_depth, drafter_study, gpu_drafters, record_banks, train_drafter
 
 RECIPE = """
 target = "tiny"
@@ -155,6 +158,47 @@ def test_gpu_script_ends_training_in_time_to_record(
     assert first - began == pytest.approx(4 * 60, abs=5)
     trained = json.loads(read_bank(out / "banks" / "dspark.npz").header.notes)["anchors"]
     assert 0 < trained < 1000
+
+
+def test_gpu_script_is_done_when_the_time_is_up(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A clock that only steps and parts move: a second and ten seconds.
+    clock = [0.0]
+
+    def slow(real: Any, seconds: float) -> Any:
+        def called(*args: Any, **options: Any) -> Any:
+            found = real(*args, **options)
+            clock[0] += seconds
+            return found
+
+        return called
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(Trainer, "train_step", slow(Trainer.train_step, 1.0))
+    monkeypatch.setattr(record_banks, "record_part", slow(record_banks.record_part, 10.0))
+    monkeypatch.setattr(record_banks, "PART", 2)
+    out = tmp_path / "gpu"
+    command = ["--recipe", recipe, "--anchors", "100000", "--prompts", "48", "--calibration", "16", "--minutes", "4"]
+    gpu_drafters.main([*command, "--device", "cpu", "--jobs", "1", "--out", str(out)])
+    shown = capsys.readouterr().out
+    # A third and a quarter for the trainings, the rest for ten parts of both splits.
+    assert clock[0] == 240
+    for name, seconds in (("dspark", 80), ("dflash", 60)):
+        _, about = read_drafter(out / name / "drafter.safetensors", tiny_target())
+        assert about.training["step"] == seconds
+        assert 0.7 < about.training["fell_from"] / about.training["anchors"] < 0.9
+        assert about.training["confidence"]["drafts"] > 0
+    banks = [read_bank(out / "banks" / f"{name}.npz") for name in ("dspark", "dflash")]
+    assert banks[0].bounds.tolist() == banks[1].bounds.tolist()
+    assert len(banks[0].domain) == 14  # seven parts of two texts
+    for bank in banks:
+        notes = json.loads(bank.header.notes)
+        (asked, wanted), (calibrated, of) = (notes["cut_by_deadline"][split] for split in ("evaluation", "calibration"))
+        assert (wanted, of) == (48, 16)
+        assert notes["prompts_asked"] == asked == 14 + len(notes["left_out"])
+        for split, recorded, whole in (("evaluation", asked, 48), ("calibration", calibrated, 16)):
+            assert f"the time was up: {recorded} of {whole} prompts of the split '{split}' were recorded" in shown
 
 
 def test_gpu_script_needs_a_gpu_unless_told_otherwise(

@@ -17,12 +17,13 @@ import pytest
 import torch
 
 from dsim.drafter.build import DrafterFile, drafter_hash, read_drafter, write_drafter
+from dsim.drafter.corpus import Corpus
 from dsim.drafter.drafter import FINAL, DrafterConfig
-from dsim.drafter.prompts import generate_prompts, prompts_hash
+from dsim.drafter.prompts import generate_prompts, prompts_hash, read_prompts, split_prompts
 from dsim.drafter.target import LlamaTarget
 from dsim.drafter.tiny import tiny_target
 from dsim.drafter.train import new_drafter
-from dsim.drafts import BankDrafts, read_bank, read_temperatures
+from dsim.drafts import Bank, BankDrafts, read_bank, read_temperatures
 from dsim.drafts.reliability import visited_rows
 from dsim.errors import InputError
 from dsim.scenario import Point, simulate
@@ -76,9 +77,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: folder / f"{kind}.safetensors" for kind in GAMMAS}
 
 
-def run(out: Path, files: dict[str, Path], *options: str) -> None:
+def run(out: Path, files: dict[str, Path], *options: str, deadline: float | None = None) -> None:
     given = [part for name, file in files.items() for part in ("--drafter", f"{name}={file}")]
-    record_banks.main([*given, *OPTIONS, "--jobs", "1", "--out", str(out), *options])
+    record_banks.main([*given, *OPTIONS, "--jobs", "1", "--out", str(out), *options], deadline=deadline)
 
 
 @pytest.fixture(scope="module")
@@ -292,6 +293,161 @@ def test_several_answers_a_prompt(files: dict[str, Path], tmp_path: Path) -> Non
 def test_two_processes(files: dict[str, Path], recorded: Path, tmp_path: Path) -> None:
     run(tmp_path / "out", files, "--jobs", "2")
     assert results(tmp_path / "out") == results(recorded)
+
+
+# -- until a deadline -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that the parts move, by ten seconds each; parts of three texts."""
+    now, real = [0.0], record_banks.record_part
+
+    def record_part(*args: Any, **options: Any) -> None:
+        real(*args, **options)
+        now[0] += 10.0
+
+    monkeypatch.setattr(record_banks, "PART", 3)
+    monkeypatch.setattr(record_banks, "record_part", record_part)
+    monkeypatch.setattr(record_banks.time, "monotonic", lambda: now[0])
+    return now
+
+
+def without_notes(bank: Bank, *names: str) -> tuple[Any, ...]:
+    notes = json.loads(bank.header.notes)
+    for name in names:
+        del notes[name]
+    arrays = (bank.confidence_bytes, bank.alpha_bytes, bank.accepted, bank.bounds, bank.domain)
+    return [array.tobytes() for array in arrays], replace(bank.header, notes=json.dumps(notes))
+
+
+def test_a_deadline_leaves_the_bank_of_fewer_prompts(
+    files: dict[str, Path], recorded: Path, tmp_path: Path, clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "cut", files, deadline=60.0)
+    # Four parts of the 30 prompts and two of the 12.
+    assert clock[0] == 60
+    cut = {name: read_bank(tmp_path / "cut" / f"{name}.npz") for name in GAMMAS}
+    notes = json.loads(cut["dspark"].header.notes)
+    (asked, wanted), (calibrated, of) = (notes["cut_by_deadline"][split] for split in ("evaluation", "calibration"))
+    assert (wanted, of) == (30, 12)
+    assert notes["prompts"] == prompts_hash(generate_prompts(asked, seed=0, split="evaluation"))
+    assert f"the time was up: {asked} of 30 prompts of the split 'evaluation' were recorded" in capsys.readouterr().out
+    run(tmp_path / "few", files, "--prompts", str(asked), "--calibration", str(calibrated))
+    for name, bank in cut.items():
+        assert bank.domain.size == 12
+        few = read_bank(tmp_path / "few" / f"{name}.npz")
+        assert without_notes(bank, "cut_by_deadline") == without_notes(few)
+    # Without a deadline the same command goes on to the end.
+    run(tmp_path / "cut", files)
+    assert results(tmp_path / "cut") == results(recorded)
+
+
+def test_a_deadline_that_is_past_leaves_a_part_of_each_split(
+    files: dict[str, Path], tmp_path: Path, clock: list[float]
+) -> None:
+    run(tmp_path / "out", files, deadline=-5.0)
+    assert clock[0] == 20
+    assert read_bank(tmp_path / "out" / "mtp.npz").domain.size == 3
+
+
+def test_a_deadline_is_for_one_answer_a_prompt(files: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="'--answers': recording to a deadline has one answer a prompt, got 2"):
+        run(tmp_path / "out", files, "--answers", "2", deadline=10_000.0)
+
+
+def test_a_deadline_that_is_far_changes_nothing(
+    files: dict[str, Path], recorded: Path, tmp_path: Path, clock: list[float]
+) -> None:
+    run(tmp_path / "out", files, deadline=10_000.0)
+    assert results(tmp_path / "out") == results(recorded)
+
+
+# -- own prompts ------------------------------------------------------------------------------------------
+
+
+def own_file(folder: Path, count: int = 120, what: str = "number") -> Path:
+    file = folder / "own.jsonl"
+    lines = [json.dumps({"prompt": f"Tell me about the {what} {i * 7}.", "domain": "own"}) for i in range(count)]
+    file.write_text("\n".join(lines))
+    return file
+
+
+def test_own_prompts(files: dict[str, Path], tmp_path: Path) -> None:
+    file, text = own_file(tmp_path), tmp_path / "text"
+    parts = split_prompts(read_prompts(file), seed=0)
+    own = ("--prompts-file", str(file), "--text", str(text))
+    run(tmp_path / "out", files, *own)
+    assert sorted(path.name for path in text.iterdir()) == ["calibration", "evaluation"]
+    header = read_bank(tmp_path / "out" / "dspark.npz").header
+    notes = json.loads(header.notes)
+    assert header.domains == ("own",)
+    count = len(parts["evaluation"])
+    assert 2 < count < 30
+    assert notes["prompts_asked"] == count
+    assert notes["prompts"] == prompts_hash(parts["evaluation"])
+    assert len(Corpus(text / "calibration")) == min(12, len(parts["calibration"]))
+    # Fewer of them if asked; not those of the generator, whose work has the same options.
+    run(tmp_path / "out", files, *own, "--prompts", "2")
+    notes = json.loads(read_bank(tmp_path / "out" / "mtp.npz").header.notes)
+    assert notes["prompts"] == prompts_hash(parts["evaluation"][:2])
+    run(tmp_path / "out", files)
+    assert read_bank(tmp_path / "out" / "mtp.npz").header.domains == ("math", "code", "chat")
+    assert len(list((tmp_path / "out" / "parts").iterdir())) == 4
+
+
+def test_own_prompts_with_several_answers(files: dict[str, Path], tmp_path: Path) -> None:
+    own = ("--prompts-file", str(own_file(tmp_path)), "--text", str(tmp_path / "text"), "--prompts", "3")
+    run(tmp_path / "out", files, *own, "--answers", "2")
+    notes = json.loads(read_bank(tmp_path / "out" / "mtp.npz").header.notes)
+    assert (notes["prompts_asked"], notes["answers"]) == (3, 2)
+    corpus = Corpus(tmp_path / "text" / "evaluation-2answers-to3")
+    asked = [corpus[i].tokens[: corpus[i].prompt].tolist() for i in range(6)]
+    assert asked[:3] == asked[3:]
+
+
+def test_own_prompts_are_split_as_the_training_did(files: dict[str, Path], tmp_path: Path) -> None:
+    target = tiny_target()
+    for name, seed in (("one", 1), ("two", 2)):
+        drafter, about = read_drafter(files["mtp"], target)
+        write_drafter(drafter, tmp_path / name, replace(about, training={"corpus": {"seed": seed}}))
+    own = ("--prompts-file", str(own_file(tmp_path)), "--text", str(tmp_path / "text"))
+    run(tmp_path / "out", {"one": tmp_path / "one"}, *own)
+    notes = json.loads(read_bank(tmp_path / "out" / "one.npz").header.notes)
+    split = [split_prompts(read_prompts(tmp_path / "own.jsonl"), seed=seed)["evaluation"] for seed in (0, 1)]
+    assert notes["prompts"] == prompts_hash(split[1]) != prompts_hash(split[0])
+    assert notes["text_seed"] == 1
+    with pytest.raises(InputError, match="field '--drafter': the drafters were trained with several seeds of the text"):
+        run(tmp_path / "out", {"one": tmp_path / "one", "two": tmp_path / "two"}, *own)
+
+
+def test_own_prompts_that_were_changed_are_noticed(files: dict[str, Path], tmp_path: Path) -> None:
+    own = ("--prompts-file", str(own_file(tmp_path)), "--text", str(tmp_path / "text"))
+    run(tmp_path / "out", files, *own)
+    own_file(tmp_path, what="letter")
+    # Fewer than the shard holds, so that its hash does not tell.
+    with pytest.raises(InputError, match="text/evaluation, field 'prompts': answers other prompts, got 'answer 0'"):
+        run(tmp_path / "out", files, *own, "--prompts", "2")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prompts-file", "FILE"], "field '--prompts-file, --text': own prompts need a text folder of their own"),
+        (["--text", "TEXT"], "field '--prompts-file, --text': own prompts need a text folder of their own"),
+        (["--prompts-file", "absent.jsonl", "--text", "TEXT"], "absent.jsonl: cannot be read"),
+        (
+            ["--prompts-file", "FILE", "--text", "TEXT"],
+            "own.jsonl, field '--prompts-file': the split 'evaluation' comes out empty, got 2, expected more prompts",
+        ),
+    ],
+)
+def test_own_prompts_given_wrongly(options: list[str], message: str, files: dict[str, Path], tmp_path: Path) -> None:
+    places = {"FILE": str(own_file(tmp_path, count=2)), "TEXT": str(tmp_path / "text")}
+    with pytest.raises(InputError) as error:
+        run(tmp_path / "out", files, *(places.get(option, option) for option in options))
+    assert message in str(error.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["own.jsonl"]
 
 
 # -- bad input --------------------------------------------------------------------------------------------

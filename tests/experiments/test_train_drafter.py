@@ -170,6 +170,33 @@ def test_stopped_after_some_minutes(
     same_result(tmp_path / "out", whole)
 
 
+def test_a_deadline_ends_a_whole_training(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A second a step: sixty steps of some fifteen anchors.
+    clock, real, rates = [0.0], Trainer.train_step, []
+
+    def step(self: Trainer) -> Any:
+        losses = real(self)
+        clock[0] += 1.0
+        rates.append(self.optimizer.param_groups[0]["lr"])
+        return losses
+
+    monkeypatch.setattr(Trainer, "train_step", step)
+    monkeypatch.setattr(train_drafter.time, "monotonic", lambda: clock[0])
+    run(tmp_path / "out", "--minutes", "1", training__anchors="100000", training__warmup="0.0")
+    assert len(rates) == 60
+    usual = load_recipe("quick", {}).training.learning_rate
+    assert rates[:47] == [usual] * 47
+    assert rates[-1] < usual / 10
+    assert "not done: the same command goes on from " in capsys.readouterr().out
+    training = read_drafter(tmp_path / "out" / "drafter.safetensors", tiny_target())[1].training
+    assert training["confidence"]["drafts"] > 0
+    assert 0.7 < training["fell_from"] / training["anchors"] < 0.9
+    # The curve ends with the drafter that was written.
+    assert pd.read_csv(tmp_path / "out" / "learning_curve.csv")["anchors"].iloc[-1] == training["anchors"]
+
+
 def same_result(out: Path, other: Path) -> None:
     pd.testing.assert_frame_equal(without_clock(out), without_clock(other))
     found = [drafter_hash(read_drafter(folder / "drafter.safetensors", tiny_target())[0]) for folder in (out, other)]
