@@ -23,10 +23,10 @@ from dsim.drafts import Bank
 from dsim.errors import InputError
 from dsim.files import replacing
 from dsim.policy import load_policy
-from dsim.prices import ArmPrices, DraftCost
+from dsim.prices import ArmPrices
 from dsim.profile import SAMPLE_KINDS, Profile
 from dsim.telemetry import REQUEST_COLUMNS, STEP_COLUMNS, Records
-from experiments._engine_runs import Measured, Prices, engine_config, fitted_host, records_from, run_row, table_of
+from experiments._engine_runs import Measured, Prices, fitted_host, records_from, run_row, table_of, told_prices
 
 #: Passes of each size in the pilot profile, whose medians are its prices; the first one is cold.
 PILOT_PASSES = 3
@@ -193,11 +193,7 @@ def measure(plan: Plan, parts: Path) -> None:
 
 def arm_prices(plan: Plan, passes: Sequence[Pass]) -> ArmPrices:
     """What the policies are told: the pilot's prices."""
-    measured = plan.measured
-    host = fitted_host(host_table([(0, passes)]))
-    cost = Prices.of(passes_table([passes]), measured.profile, host).cost
-    config = engine_config(measured.users[-1], measured.gamma, measured.prefill_chunk, host)
-    return ArmPrices(cost, config, measured.gamma, DraftCost(), measured.users[-1])
+    return told_prices(passes_table([passes]), host_table([(0, passes)]), plan.measured)
 
 
 def run_of(plan: Plan, number: int, turn: int, prices: ArmPrices, bench: EngineBench, bar: tqdm[Any]) -> Piece:
@@ -323,6 +319,7 @@ def results(plan: Plan, parts: Path) -> dict[str, Any]:
     places = [(number, turn) for number in range(measured.rounds) for turn in plan.turns]
     pieces = [read_piece(piece_file(parts, *place)) for place in places]
     timed = [piece.passes for piece in pieces]
+    pilot = read_piece(parts / "pilot.npz").passes
     _, drift = usual_times(timed)
     sizes, host = passes_table(timed), host_table((number, own) for (number, _), own in zip(places, timed, strict=True))
     prices = Prices.of(sizes, measured.profile, fitted_host(host))
@@ -344,6 +341,8 @@ def results(plan: Plan, parts: Path) -> dict[str, Any]:
     return {
         "profile": profile_of(plan, [one for own in timed for one in own]),
         "host": host,
+        "pilot": passes_table([pilot]),
+        "pilot_host": host_table([(0, pilot)]),
         "passes": sizes,
         "runs": table,
         "requests": sorted_by_run(pd.concat(requests, ignore_index=True)),

@@ -6,6 +6,8 @@
     NAME.csv, .toml    the profile (see `dsim.profile`); NAME is in measurement.json
     passes.csv         the profile's passes by size: medians, spread, and what they take at the machine's usual speed
     host.csv           host time of the passes
+    pilot.csv          the pilot profile's passes by size: what the policies were told that steps cost
+    pilot_host.csv     host time of the pilot's passes
     runs.csv           a row a run
     requests.csv       a row a request of a run
     bank.npz           recorded drafts at the prompts of the runs (where --bank was given)
@@ -30,6 +32,7 @@ from dsim.drafts.bank import BankHeader
 from dsim.errors import InputError
 from dsim.metrics import summarize
 from dsim.options import HostCost, ReplicaConfig
+from dsim.prices import ArmPrices, DraftCost
 from dsim.profile import Profile, read_profile
 from dsim.telemetry import REQUEST_COLUMNS, STEP_COLUMNS, Records
 
@@ -343,6 +346,14 @@ def engine_config(users: int, gamma: int, chunk: int, host: HostCost) -> Replica
     )
 
 
+def told_prices(passes: pd.DataFrame, host: pd.DataFrame, measured: Measured) -> ArmPrices:
+    """What the policies of the runs were told that steps cost, from the pilot's tables."""
+    constants = fitted_host(host)
+    cost = Prices.of(passes, measured.profile, constants).cost
+    config = engine_config(measured.users[-1], measured.gamma, measured.prefill_chunk, constants)
+    return ArmPrices(cost, config, measured.gamma, DraftCost(), measured.users[-1])
+
+
 # -- rows of runs.csv ------------------------------------------------------------------------------------
 
 
@@ -378,8 +389,8 @@ def table_of(columns: Mapping[str, IntArray], names: Sequence[str]) -> IntArray:
 # -- the bank --------------------------------------------------------------------------------------------
 
 
-#: Prompts of the largest run: each is a domain of the bank.
-MOST_PROMPTS = 255
+#: Prompts of the largest run: each is a domain of the bank, and what a run leaves out is another one.
+MOST_PROMPTS = 254
 
 
 def prompt_name(index: int) -> str:
@@ -476,6 +487,26 @@ def _stand_in(index: int, name: str, domains: Sequence[str], texts: Mapping[int,
     return min(others, key=lambda other: ((other - index) % len(domains), other))
 
 
+def long_enough(bank: Bank, output: IntArray) -> Bank:
+    """The bank of prompts without the texts that end before the answer of their prompt does, where others do not.
+
+    Replay goes on in another text where one ends, from its beginning, and beginnings are easier to draft.
+
+    Parameters
+    ----------
+    bank
+        Of `bank_of_prompts`.
+    output
+        int64[N]: output tokens of the requests; request i asks prompt i.
+    """
+    usable, domain, names = bank.usable(), bank.domain.copy(), bank.header.domains
+    for prompt, tokens in enumerate(output.tolist()):
+        mine = np.flatnonzero(domain == prompt)
+        # At its last step a request has all tokens but one, or fewer: rows are counted from its first token.
+        domain[mine[usable[mine] < min(tokens - 1, int(usable[mine].max()))]] = len(names)
+    return replace(bank, header=replace(bank.header, domains=(*names, "left-out")), domain=domain)
+
+
 def by_text_domain(bank: Bank) -> Bank:
     """The same texts, told apart by their domains only."""
     names = json.loads(bank.header.notes)["text_domains"]
@@ -495,7 +526,7 @@ class Measurement:
     ----------
     folder, measured, profile, bank
         Where; what was run; the profile; recorded drafts, None where there are none.
-    passes, host, runs, requests
+    passes, host, pilot, pilot_host, runs, requests
         The tables of those names.
     """
 
@@ -504,6 +535,8 @@ class Measurement:
     profile: Profile
     passes: pd.DataFrame
     host: pd.DataFrame
+    pilot: pd.DataFrame
+    pilot_host: pd.DataFrame
     runs: pd.DataFrame
     requests: pd.DataFrame
     bank: Bank | None
@@ -525,9 +558,12 @@ def open_measurement(folder: Path) -> Measurement:
     """
     measured = read_measured(folder / "measurement.json")
     tables = {}
+    passes = ("kind", "context", "requests", "tokens", "usual_ms", "median_ms", "mean_ms")
     for name, columns in (
-        ("passes", ("kind", "context", "requests", "tokens", "usual_ms", "median_ms", "mean_ms")),
+        ("passes", passes),
         ("host", ("round", "requests", "ms")),
+        ("pilot", passes),
+        ("pilot_host", ("round", "requests", "ms")),
         ("runs", ("round", "arm", "users", "drift", "time_ratio", *METRICS)),
         ("requests", ("round", "arm", "users", "request", "domain", "prompt_tokens", "output_tokens")),
     ):

@@ -26,8 +26,8 @@ from dsim.errors import InputError
 from dsim.metrics import summarize
 from dsim.options import HostCost
 from dsim.plotstyle import INK, SOFT, arm_styles, caption, legend, new_figure, save_figure, style
-from dsim.policy import load_policy
-from dsim.prices import DraftCost
+from dsim.policy import Policy, PolicyView, load_policy
+from dsim.prices import ArmPrices, DraftCost
 from dsim.serve import serve
 from dsim.workload import ClosedLoop
 from experiments._common import print_table
@@ -37,9 +37,11 @@ from experiments._engine_runs import (
     by_text_domain,
     engine_config,
     fitted_host,
+    long_enough,
     mean_context,
     open_measurement,
     prompt_name,
+    told_prices,
 )
 from experiments._validate import Case, RunOptions, Tables, percent, predictions
 from experiments._validate_here_page import ALLOWED, headline, machine_repeatability, page_section
@@ -96,6 +98,8 @@ class Variant:
     whole_prompts: bool = False  # a prompt's token at the price of a verified one
     free_prompts: bool = False  # prompts of one token
     domains: bool = False  # drafts of any text of the prompt's domain
+    any_length: bool = False  # drafts of texts that are shorter than the answer, too
+    own_prices: bool = False  # policies know the simulator's prices, not the pilot's
     statistic: str = "usual_ms"  # what a pass of the profile costs; with another one no run has a drift of its own
     short: bool = False  # texts at the shortest profiled length
 
@@ -108,6 +112,12 @@ ABLATIONS = (
     Variant("whole-prompts", "the lower price of a prompt's tokens", whole_prompts=True),
     Variant("free-prompts", "prompts in the steps", free_prompts=True),
     Variant("domains", "the run's own prompts (drafts of any text of the domain)", domains=True),
+    Variant(
+        "any-length",
+        "the answers' lengths in the drafts (texts that end before the answer are replayed, too)",
+        any_length=True,
+    ),
+    Variant("own-prices", "what the policies were told (they know the simulated prices)", own_prices=True),
     Variant("means", "the machine's drift, and medians (means of all hours)", statistic="mean_ms"),
 )
 
@@ -133,6 +143,42 @@ class Asked:
     def arrival_ns(self, i: int) -> int:
         """All are there from the start."""
         return 0
+
+
+class Told:
+    """A policy that is told what the engine's was: prices of the pilot, and prompts by their own tokens.
+
+    Parameters
+    ----------
+    policy
+        The policy that plans.
+    prices
+        Of the pilot.
+    prompt
+        Mean length of the run's prompts: with it the lengths of the texts are told from what they have produced.
+    stretch
+        Tokens of a prompt that one replayed token stands for.
+    """
+
+    def __init__(self, policy: Policy, prices: ArmPrices, prompt: float, stretch: float) -> None:
+        self.traits = policy.traits
+        self._policy, self._prices, self._prompt, self._stretch = policy, prices, prompt, stretch
+        if hasattr(policy, "observe"):
+            self.observe = policy.observe
+
+    def plan(self, view: PolicyView) -> IntArray:
+        """See `dsim.policy.Policy`."""
+        prices, count = self._prices, view.requests
+        prompts = min(round(self._stretch * (view.base_tokens - count)), prices.max_tokens - count * (1 + view.gamma))
+        return self._policy.plan(
+            view._replace(
+                verify_ms=prices.verify(count, self._prompt + 1 + float(view.produced.mean()))[1],
+                draft_ms=prices.draft_ns[count] * 1e-6,
+                base_tokens=count + max(0, prompts),
+                host_hidden_ms=prices.host_hidden_ns[count] * 1e-6,
+                host_exposed_ms=prices.host_exposed_ns[count] * 1e-6,
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -168,13 +214,20 @@ def predict(found: Measurement, cell: Cell, variant: Variant = FULL, *, draws: i
     gamma = measured.gamma if drafting else 0
     names = tuple(prompt_name(i) for i in range(prompts.size))
     domain_of = tuple(range(prompts.size))
-    bank = found.bank
+    bank = found.bank if drafting else None
     if drafting and bank is None:
         raise InputError("has no bank", file=found.folder, expected="a measurement with measure_engine.py --bank")
     if bank is not None and variant.domains:
         bank = by_text_domain(bank)
         names = bank.header.domains
         domain_of = tuple(names.index(name) for name in rows["domain"])
+    elif bank is not None and not variant.any_length:
+        bank = long_enough(bank, output)
+        names = bank.header.domains
+    policy = load_policy(cell.arm)
+    if drafting and not variant.own_prices:
+        told = told_prices(found.pilot, found.pilot_host, measured)
+        policy = Told(policy, told, float(prompts.mean()), float(prompts.sum() / replayed.sum()))
     cost = prices.at(float(measured.contexts[0]) if variant.short else mean_context(prompts, output))
     runs = []
     for draw in range(draws if drafting else 1):
@@ -185,7 +238,7 @@ def predict(found: Measurement, cell: Cell, variant: Variant = FULL, *, draws: i
             cost=cost,
             drafts=drafts,
             draft_cost=DraftCost(),
-            policy=load_policy(cell.arm),
+            policy=policy,
             stream=Asked(replayed, output, names, domain_of),
             load=ClosedLoop(users=cell.users, scored=prompts.size, steady=False),
         )

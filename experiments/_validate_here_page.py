@@ -81,9 +81,10 @@ given sizes were timed, so that profile and runs saw the same machine.
 - **Prompts** are prefilled in the steps, a chunk a step. A prompt's token runs no LM head, and the simulator has one
   price for a step's tokens: a prompt is replayed with as many tokens as its pass costs by the verify prices.
 - **Drafts** are replayed from a bank: the same drafter, recorded on texts that the target wrote to the same prompts at
-  another time ({bank}, {answers} a prompt). A request meets the texts of its own prompt.
-- **Policies** are the same code in both. In the engine they are told the prices of a pilot profile; the simulated ones
-  know those of the whole profile.
+  another time ({bank}, {answers} texts a prompt). A request meets the texts of its own prompt that are as long as its
+  answer; where none is, it goes on in another one from the start.
+- **Policies** are the same code in both, and are told the same: in the engine they knew the prices of a pilot profile,
+  three passes of each size, and so do the simulated ones.
 """
 
 _REPEATABILITY = """\

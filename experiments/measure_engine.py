@@ -46,7 +46,7 @@ from experiments._engine_runs import Measured, bank_of_prompts, read_measured
 
 POLICIES = ("none", "fixed:k=1", "fixed:k=3", "fixed:k=7", "threshold", "dspark", "vllm-adaptive")
 #: Tables beside the profile, which cannot have their names.
-TABLES = ("bank", "cells", "drift", "host", "measurement", "passes", "requests", "runs")
+TABLES = ("bank", "cells", "drift", "host", "measurement", "passes", "pilot", "pilot_host", "requests", "runs")
 #: Prompt seed of the evaluation split, as in `record_banks.py`.
 PROMPT_SEED = 0
 
@@ -380,7 +380,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     cells = repeatability(found["runs"])
     with staged_output(out) as stage:
         write_profile(found["profile"], stage / f"{plan.measured.profile}.csv")
-        for name in ("host", "passes", "runs", "requests", "drift"):
+        for name in ("host", "passes", "pilot", "pilot_host", "runs", "requests", "drift"):
             write_csv(found[name], stage / f"{name}.csv")
         write_csv(cells, stage / "cells.csv")
         if plan.bank is not None:

@@ -23,6 +23,7 @@ from experiments._engine_runs import (
     engine_config,
     fitted_host,
     free_additive,
+    long_enough,
     mean_context,
     prompt_name,
     read_measured,
@@ -223,6 +224,21 @@ def test_a_prompt_has_all_its_answers() -> None:
     assert drafts.draft(np.arange(6), np.zeros(6, dtype=np.int64))[1].tolist() == [0, 1, 2, 0, 1, 2]
 
 
+def test_a_request_meets_texts_as_long_as_its_answer() -> None:
+    # Prompt i has texts of 6 + i and 12 + i rows, of which gamma + 1 = 3 are not replayed.
+    bank = bank_of_prompts(recorded([], draws=1, answers=2), DOMAINS, "hash", ())
+    left = long_enough(bank, np.array([4, 5, 7, 30, 2, 13]))
+    # 0: 3 rows are enough for 4 tokens. 1: 4 for 5. 2: 5 are not for 7. 3: none is, the longest stays. 5: 8 and 14.
+    assert left.domain.tolist() == [0, 0, 1, 1, 6, 2, 6, 3, 4, 4, 6, 5]
+    assert left.header.domains == (*bank.header.domains, "left-out")
+    assert bank.domain.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    drafts = BankDrafts(left, seed=0)
+    for seed in range(8):
+        drafts = BankDrafts(left, seed=seed)
+        drafts.open(0, 2, 7)
+        assert drafts._base[0] == left.bounds[5]
+
+
 def test_texts_by_domain_only() -> None:
     bank = by_text_domain(bank_of_prompts(recorded([]), DOMAINS, "hash", ()))
     assert bank.header.domains == ("math", "code", "chat")
@@ -240,7 +256,7 @@ def test_texts_by_domain_only() -> None:
         ),
         (lambda: recorded([], changes={"prompts": "other"}), DOMAINS, "recorded on other prompts.*got 'other'"),
         (lambda: recorded([]), DOMAINS * 2, "holds too few prompts.*got 6.*at least 12"),
-        (lambda: recorded([], asked=300), DOMAINS * 50, "so many domains at most, got 300, expected at most 255"),
+        (lambda: recorded([], asked=300), DOMAINS * 50, "so many domains at most, got 300, expected at most 254"),
         (lambda: recorded([], changes={"left_out": [0]}), DOMAINS, "does not fit its notes.*got 12, expected 10"),
         (lambda: recorded([1]), DOMAINS[:3], "has no text of this domain.*got 'code'"),
     ],

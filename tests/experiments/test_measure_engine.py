@@ -19,8 +19,9 @@ from dsim.drafter.parallel import ParallelDrafter  # noqa: E402
 from dsim.drafter.target import LlamaTarget  # noqa: E402
 from dsim.drafter.tiny import tiny_target  # noqa: E402
 from dsim.drafter.train import new_drafter  # noqa: E402
+from dsim.policy import load_policy, make_view  # noqa: E402
 from dsim.profile import read_profile  # noqa: E402
-from experiments import _engine_measure, _validate_here, measure_engine, record_banks, validate  # noqa: E402
+from experiments import _engine_measure, _engine_runs, _validate_here, measure_engine, record_banks, validate  # noqa: E402
 from experiments._common import run_main  # noqa: E402
 from experiments._engine_runs import Prices, fitted_host, open_measurement, read_measured  # noqa: E402
 from experiments._validate import RunOptions, error_summary  # noqa: E402
@@ -309,6 +310,32 @@ def test_what_is_no_luck_is_predicted_to_three_percent(tables: dict[str, pd.Data
     assert set(tables["validation"]["cost_source"]) == {"measured:here-tiny:additive"}
 
 
+def test_policies_are_told_what_the_engines_were(measured: Path) -> None:
+    seen = []
+
+    class Spy:
+        traits = load_policy("dspark").traits
+
+        def plan(self, view: Any) -> Any:
+            seen.append(view)
+            return np.zeros(view.requests, dtype=np.int64)
+
+    found = open_measurement(measured)
+    told = _engine_runs.told_prices(found.pilot, found.pilot_host, found.measured)
+    policy = _validate_here.Told(Spy(), told, prompt=30.0, stretch=4.0)
+    view = make_view(np.full((2, 3), 0.5), verify_ms=np.arange(60.0), prefill_tokens=3, draft_ms=9.0)
+    policy.plan(view._replace(produced=np.array([3, 5])))
+    (got,) = seen
+    # Three replayed tokens of a prompt stand for twelve.
+    assert got.base_tokens == 2 + 12
+    assert got.verify_ms.tolist() == told.verify(2, 35.0)[1].tolist() != view.verify_ms.tolist()
+    assert got.draft_ms == pytest.approx(told.draft_ns[2] * 1e-6)
+    assert got.confidence is view.confidence
+    # The pilot is the one that the policies of the runs were given.
+    pilot = _engine_measure.read_piece(measured / "parts" / "pilot.npz").passes
+    assert found.pilot["passes"].sum() == len(pilot)
+
+
 def test_each_mechanism_counts(tables: dict[str, pd.DataFrame]) -> None:
     ablation = tables["ablation"].set_index("variant")
     # Where all hours are priced alike, the machine's swings are errors.
@@ -319,6 +346,7 @@ def test_each_mechanism_counts(tables: dict[str, pd.DataFrame]) -> None:
     assert mean["whole-prompts"] < mean["full"] - 0.005
     assert mean["short-texts"] > mean["full"]
     assert mean["domains"] != mean["full"]
+    assert mean["own-prices"] != mean["full"]
 
 
 def test_the_page_and_the_headline_come_from_the_tables(tables: dict[str, pd.DataFrame], tmp_path: Path) -> None:
