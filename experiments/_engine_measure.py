@@ -322,7 +322,7 @@ def results(plan: Plan, parts: Path) -> dict[str, Any]:
     pilot = read_piece(parts / "pilot.npz").passes
     _, drift = usual_times(timed)
     sizes, host = passes_table(timed), host_table((number, own) for (number, _), own in zip(places, timed, strict=True))
-    prices = Prices.of(sizes, measured.profile, fitted_host(host))
+    prices = Prices.of(sizes, measured.profile, fitted_host(host), statistic="mean_ms")
     runs, requests = [], []
     for (number, _), piece, slow in zip(places, pieces, drift, strict=True):
         assert piece.records is not None

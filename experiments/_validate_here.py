@@ -100,13 +100,20 @@ class Variant:
     domains: bool = False  # drafts of any text of the prompt's domain
     any_length: bool = False  # drafts of texts that are shorter than the answer, too
     own_prices: bool = False  # policies know the simulator's prices, not the pilot's
-    statistic: str = "usual_ms"  # what a pass of the profile costs; with another one no run has a drift of its own
+    statistic: str = "mean_ms"  # what a pass of the profile costs: a run sums its steps up
+    drift: bool = False  # each run at the machine's speed meanwhile
     short: bool = False  # texts at the shortest profiled length
 
 
 FULL = Variant("full", "nothing")
 ABLATIONS = (
-    Variant("steady", "the machine's drift (medians of all hours)", statistic="median_ms"),
+    Variant("medians", "means (medians of all hours)", statistic="median_ms"),
+    Variant(
+        "drift",
+        "means (the usual speed, times what the passes within the run say of the machine's drift)",
+        statistic="usual_ms",
+        drift=True,
+    ),
     Variant("no-host", "host time", prices=lambda prices: replace(prices, host=HostCost())),
     Variant("short-texts", "the length of the texts (all as short as the shortest)", short=True),
     Variant("whole-prompts", "the lower price of a prompt's tokens", whole_prompts=True),
@@ -118,7 +125,6 @@ ABLATIONS = (
         any_length=True,
     ),
     Variant("own-prices", "what the policies were told (they know the simulated prices)", own_prices=True),
-    Variant("means", "the machine's drift, and medians (means of all hours)", statistic="mean_ms"),
 )
 
 
@@ -193,13 +199,13 @@ class Cell:
 def predict(found: Measurement, cell: Cell, variant: Variant = FULL, *, draws: int = DRAWS) -> dict[str, Any]:
     """Means of the simulated run's metrics over `draws` simulations, and its sources.
 
-    What goes in of the run itself: which prompts were asked, how long the answers were, and how slow the machine was
-    meanwhile, by the passes that were timed between the run's steps (`Measurement.drift`).
+    What goes in of the run itself: which prompts were asked, and how long the answers were. (The variant ``drift`` also
+    knows how slow the machine was meanwhile, by the passes between the run's steps: `Measurement.drift`.)
     """
     measured = found.measured
     host = fitted_host(found.host)
     prices = variant.prices(Prices.of(found.passes, found.profile.name, host, statistic=variant.statistic))
-    if variant.statistic == "usual_ms":
+    if variant.drift:
         prices = prices.scaled(found.drift(cell.arm, cell.users, cell.round))
     rows = found.requests
     rows = rows[(rows["arm"] == cell.arm) & (rows["users"] == cell.users) & (rows["round"] == cell.round)]
@@ -300,7 +306,7 @@ def compared(runs: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
 
     ``NAME``, ``NAME_predicted``, ``NAME_half_range`` (a share) for every metric; ``time_ratio``: measured time of the
     run's own steps over the profile's prices for them; ``machine``: half the range of that ratio over the rounds;
-    ``steady_ratio``, ``machine_after_drift``: both after the runs' drift was taken out, which the predictions know too;
+    ``machine_after_drift``: the same after what the passes within the runs say of the machine's drift was taken out;
     ``luck``: standard deviation that other texts of the same prompts give the mean accepted length, a share.
     """
     both = runs.merge(table, on=["arm", "users", "round"], suffixes=("", "_predicted"))
@@ -313,7 +319,7 @@ def compared(runs: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
             row[f"{name}_half_range"] = _half_range(found[name])
         steady = found["time_ratio"] / found["drift"]
         row["time_ratio"], row["machine"] = found["time_ratio"].mean(), _half_range(found["time_ratio"])
-        row["steady_ratio"], row["machine_after_drift"] = steady.mean(), _half_range(steady)
+        row["machine_after_drift"] = _half_range(steady)
         row["luck"] = np.sqrt((found["accepted_length_sd"] ** 2).mean() / len(found)) / row["accepted_length"]
         row |= {name: found[name].iloc[0] for name in ("cost_source", "drafts_source")}
         row |= {"extrapolated": bool(found["extrapolated"].any()), "scored": int(found["n_scored"].sum())}
@@ -331,7 +337,7 @@ def _beside(cells: pd.DataFrame) -> pd.DataFrame:
         shown[f"{word} error"] = [percent(v, sign=True) for v in cells[f"{name}_predicted"] / cells[name] - 1]
         shown[f"{word} spread"] = [percent(value) for value in cells[f"{name}_half_range"]]
     shown["luck"] = [percent(value) for value in cells["luck"]]
-    shown["step times"] = [percent(value, sign=True) for value in 1 / cells["steady_ratio"] - 1]
+    shown["step times"] = [percent(value, sign=True) for value in 1 / cells["time_ratio"] - 1]
     shown["machine"] = [percent(value) for value in cells["machine"]]
     return pd.DataFrame(shown | {"after drift": [percent(value) for value in cells["machine_after_drift"]]})
 
@@ -420,8 +426,8 @@ def draw_case(tables: Tables, folder: Path, stem: str) -> None:
         f"{said['target']}, {said['drafter'].partition(' ')[0]} drafter, gamma {said['gamma']}, on "
         f"{said['processor']}, {said['threads']} thread(s). Filled with bars: measured, mean and range of "
         f"{said['rounds']} rounds (texts {said['texts']}). Rings: predicted by replaying the requests with the "
-        "profile's step times and the bank's drafts; of the runs went in prompts, answer lengths, and the machine's "
-        "speed meanwhile. Right: gray, what was allowed: 3 % and the machine's repeatability.",
+        "profile's step times and the bank's drafts; of the runs only prompts and answer lengths went in. Right: gray, "
+        "what was allowed: 3 % and the machine's repeatability.",
     )
     for ax, name, label in (
         (axes[0, 0], "throughput_tok_s", "throughput, tok/s"),

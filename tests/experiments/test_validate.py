@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 
 from dsim.errors import InputError
-from experiments import _validate_b300, validate
+from experiments import _validate_b300, _validate_here, validate
 from experiments._b300_flash import SHOWN
 from experiments._common import run_main
+from experiments._engine_runs import open_measurement
 from experiments._validate import (
     anchor,
     bootstrap_interval,
@@ -185,6 +186,23 @@ def test_shipped_tables_are_predictions_and_meet_what_was_asked():
     assert (overall["within"], overall["n_target"]) == (12, 12)
 
 
+@pytest.mark.parametrize(("arm", "users"), [("none", 1), ("fixed:k=3", 4), ("dspark", 16)])
+def test_the_shipped_measurement_is_predicted_as_its_table_says(arm, users):
+    found = open_measurement(_validate_here.SHIPPED)
+    runs = found.runs[(found.runs["arm"] == arm) & (found.runs["users"] == users)]
+    assert len(runs) == found.measured.rounds > 1
+    table = pd.DataFrame([_validate_here.predict(found, _validate_here.Cell(arm, users, n)) for n in runs["round"]])
+    again = _validate_here.compared(runs, table).iloc[0]
+    cells = validate.shipped()["here"][1]["cells"]
+    known = cells[(cells["arm"] == arm) & (cells["users"] == users)].iloc[0]
+    for name in _validate_here.METRICS:
+        assert again[name] == pytest.approx(known[name])
+        # Another processor may round a price and a policy's decision otherwise.
+        assert again[f"{name}_predicted"] == pytest.approx(known[f"{name}_predicted"], rel=0.005)
+    assert again["luck"] == pytest.approx(known["luck"], rel=0.2)
+    assert not known["extrapolated"]
+
+
 def test_docs_are_written_from_tables(tmp_path):
     docs = tmp_path / "docs"
     for file in (ROOT / "docs" / "validation").glob("*/*.csv"):
@@ -195,8 +213,14 @@ def test_docs_are_written_from_tables(tmp_path):
     (tmp_path / "README.md").write_text(f"# x\n\n{marks}\n\nend\n", encoding="utf-8")
     validate.write_docs(docs)
     assert (docs / "validation.md").read_bytes() == (ROOT / "docs" / "validation.md").read_bytes()
-    for stem in ("four-runs", "four-runs-distributions", "b300-flash", "b300-flash-mechanisms"):
-        assert (docs / "figures" / f"validation-vllm-{stem}.png").is_file()
+    for stem in (
+        "vllm-four-runs",
+        "vllm-four-runs-distributions",
+        "vllm-b300-flash",
+        "vllm-b300-flash-mechanisms",
+        "here",
+    ):
+        assert (docs / "figures" / f"validation-{stem}.png").is_file()
     readme = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert validate.headline(validate.shipped()) in readme
     assert readme.endswith(f"{validate.MARKS[1]}\n\nend\n")
