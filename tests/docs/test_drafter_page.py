@@ -136,3 +136,24 @@ def test_the_replayed_figures_are_those_of_the_banks() -> None:
     assert f"{times('dspark', 'dflash', 'alpha_1', 2)} at position 1" in text
     late = ", ".join(str(count) for count in found[2].blocks[-1, 4:7])
     assert f"get there are {' and '.join(late.rsplit(', ', 1))}" in text
+
+
+def test_the_study_says_what_its_tables_do() -> None:
+    text = " ".join(PAGE.split())
+
+    def taus(name: str, drafter: str) -> list[str]:
+        table = pd.read_csv(DATA / name)
+        rows = table[(table["drafter"] == drafter) & (table["domain"] == "all")]
+        assert (rows["anchors"] // 1000 == 24).all()
+        return [f"{tau:.2f}" for tau in rows["tau"]]
+
+    one, two, three = taus("depth.csv", "dspark")
+    assert f"DSpark has a tau of {one}, {two} and {three} with 1, 2 and 3 layers" in text
+    one, two, three = taus("depth.csv", "dflash")
+    assert f"DFlash {one}, {two} and {three}" in text
+    assert f"DSpark {', '.join(taus('length.csv', 'dspark'))} with blocks of 3, 5, 7, 10" in text
+    assert f"DFlash {', '.join(taus('length.csv', 'dflash'))}, all within" in text
+    latency = pd.read_csv(DATA / "latency.csv").set_index(["head", "gamma"])
+    shares = latency["head_ms"] / (latency["draft_ms"] + latency["verify_ms"] - latency["head_ms"])
+    said = ", ".join(f"{100 * shares['markov', gamma]:.1f} %" for gamma in (3, 5, 7, 10))
+    assert f"The Markov head adds {said} to a round with blocks of 3, 5, 7, 10" in text

@@ -157,8 +157,15 @@ def test_the_same_command_goes_on(whole: Path, capsys: pytest.CaptureFixture[str
 def test_stopped_after_some_minutes(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = iter([0.0, 10.0, 50.0, 59.0, *[61.0] * 99])
-    monkeypatch.setattr(train_drafter.time, "monotonic", lambda: next(clock))
+    # By the steps, not by how often it is asked: threads of other tests ask the same clock.
+    clock, real = [0.0], Trainer.train_step
+
+    def step(self: Trainer) -> Any:
+        clock[0] += 20.0
+        return real(self)
+
+    monkeypatch.setattr(Trainer, "train_step", step)
+    monkeypatch.setattr(train_drafter.time, "monotonic", lambda: clock[0])
     run(tmp_path / "out", "--minutes", "1")
     assert "not done: the same command goes on" in capsys.readouterr().out
     assert names(tmp_path / "out") == ["checkpoint.safetensors", *FILES]
@@ -206,8 +213,14 @@ def same_result(out: Path, other: Path) -> None:
 def test_stopped_before_the_first_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = iter([0.0, *[61.0] * 9])
-    monkeypatch.setattr(train_drafter.time, "monotonic", lambda: next(clock))
+    clock, real = [0.0], Trainer.train_step
+
+    def step(self: Trainer) -> Any:
+        clock[0] += 61.0
+        return real(self)
+
+    monkeypatch.setattr(Trainer, "train_step", step)
+    monkeypatch.setattr(train_drafter.time, "monotonic", lambda: clock[0])
     run(tmp_path / "out", "--minutes", "1", training__anchors="100000")
     assert "no measurement yet" in capsys.readouterr().out
     assert names(tmp_path / "out") == ["checkpoint.safetensors", "drafter.safetensors", "recipe.toml"]
