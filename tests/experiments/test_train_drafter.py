@@ -154,18 +154,22 @@ def test_the_same_command_goes_on(whole: Path, capsys: pytest.CaptureFixture[str
 # -- broken off -------------------------------------------------------------------------------------------
 
 
-def test_stopped_after_some_minutes(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # By the steps, not by how often it is asked: threads of other tests ask the same clock.
+def steps_take(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """A clock that goes by the steps, not by how often it is asked: threads of other tests ask it, too."""
     clock, real = [0.0], Trainer.train_step
 
     def step(self: Trainer) -> Any:
-        clock[0] += 20.0
+        clock[0] += seconds
         return real(self)
 
     monkeypatch.setattr(Trainer, "train_step", step)
     monkeypatch.setattr(train_drafter.time, "monotonic", lambda: clock[0])
+
+
+def test_stopped_after_some_minutes(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps_take(monkeypatch, 20.0)
     run(tmp_path / "out", "--minutes", "1")
     assert "not done: the same command goes on" in capsys.readouterr().out
     assert names(tmp_path / "out") == ["checkpoint.safetensors", *FILES]
@@ -213,14 +217,7 @@ def same_result(out: Path, other: Path) -> None:
 def test_stopped_before_the_first_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock, real = [0.0], Trainer.train_step
-
-    def step(self: Trainer) -> Any:
-        clock[0] += 61.0
-        return real(self)
-
-    monkeypatch.setattr(Trainer, "train_step", step)
-    monkeypatch.setattr(train_drafter.time, "monotonic", lambda: clock[0])
+    steps_take(monkeypatch, 61.0)
     run(tmp_path / "out", "--minutes", "1", training__anchors="100000")
     assert "no measurement yet" in capsys.readouterr().out
     assert names(tmp_path / "out") == ["checkpoint.safetensors", "drafter.safetensors", "recipe.toml"]
